@@ -1,0 +1,30 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint format clean
+
+demo: .venv/ready
+	$(BIN)/fedcluster compare
+
+test: .venv/ready
+	$(BIN)/pytest -n auto
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# torch first and alone: the pinned version has a small CPU build
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcluster needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch .venv/ready
+
+clean:
+	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,43 @@
+"""FedCluster: federated learning in which clusters of devices take turns within every round.
+
+import fedcluster
+result = fedcluster.run(fedcluster.Experiment(rounds=10, model={"name": "mlp"}))
+result.history[-1]["test_accuracy"], result.model
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedcluster.comparison import compare as compare
+    from fedcluster.dataset import Dataset as Dataset
+    from fedcluster.errors import FedClusterError as FedClusterError
+    from fedcluster.experiment import Experiment as Experiment
+    from fedcluster.experiment import load as load
+    from fedcluster.training import Result as Result
+    from fedcluster.training import run as run
+
+__version__ = "0.1.0"
+
+HOME = {
+    "Dataset": "dataset",
+    "Experiment": "experiment",
+    "FedClusterError": "errors",
+    "Result": "training",
+    "compare": "comparison",
+    "load": "experiment",
+    "run": "training",
+}
+
+__all__ = ["Dataset", "Experiment", "FedClusterError", "Result", "compare", "load", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `import fedcluster` and `fedcluster --help` do not wait for torch."""
+    if name not in HOME:
+        raise AttributeError(f"module 'fedcluster' has no attribute {name!r}")
+    return getattr(import_module(f"fedcluster.{HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,3 @@
+from fedcluster.cli import main
+
+main()

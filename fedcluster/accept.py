@@ -1,0 +1,69 @@
+"""Accept: the trust boundary between what devices send and what reaches the average."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcluster.schedule import Cycle
+from fedcluster.state import Message
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What one device uploads, and what it says of itself. Nothing in it is believed yet."""
+
+    device: int
+    round: int
+    cycle: int
+    message: Message
+
+
+@dataclass(frozen=True, eq=False)
+class Accepted:
+    """A message fit for aggregation, with the device's weight as the server knows it."""
+
+    device: int
+    weight: float
+    message: Message
+
+
+def accept(
+    updates: Iterable[Update], cycle: Cycle, form: Message, refuse: Callable[[Update, str], None]
+) -> Iterator[Accepted]:
+    """Let through what is finite, of the names, shapes and types of `form`, from a member of this cohort,
+    for this cycle, once. Everything else goes to `refuse` with the reason."""
+    waiting = dict(zip(cycle.cohort.tolist(), cycle.weights.tolist(), strict=True))
+    done: set[int] = set()
+    for update in updates:
+        reason = fault(update, cycle, waiting, done) or misfit(update.message, form)
+        if reason:
+            refuse(update, reason)
+            continue
+        done.add(update.device)
+        yield Accepted(update.device, waiting[update.device], update.message)
+
+
+def fault(update: Update, cycle: Cycle, members: dict[int, float], done: set[int]) -> str | None:
+    """Why this update does not belong here."""
+    if (update.round, update.cycle) != (cycle.round, cycle.cycle):
+        return f"for round {update.round}, cycle {update.cycle}"
+    if update.device not in members:
+        return "not of this cohort"
+    if update.device in done:
+        return "a second time"
+    return None
+
+
+def misfit(message: Message, form: Message) -> str | None:
+    """Why this message cannot be averaged."""
+    if not isinstance(message, dict) or message.keys() != form.keys():
+        return "wrong names"
+    for name, expected in form.items():
+        tensor = message[name]
+        if not isinstance(tensor, Tensor) or tensor.dtype != expected.dtype or tensor.shape != expected.shape:
+            return f"{name}: wrong shape or type"
+        if not torch.isfinite(tensor).all():
+            return f"{name}: not finite"
+    return None

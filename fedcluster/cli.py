@@ -1,0 +1,281 @@
+"""The command line. Heavy imports wait until a command needs them, so that --help answers at once."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import fedcluster
+from fedcluster.errors import FedClusterError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedcluster.comparison import Comparison
+    from fedcluster.partition import Portrait
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Federated learning in which clusters of devices take turns within every round.",
+    epilog="Exit codes: 0 done, 2 bad experiment or usage, 3 missing or bad data, 4 training diverged, "
+    "5 output folder refused, 6 message budget exceeded, 130 interrupted.",
+)
+
+ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Option("-o", metavar="KEY=VALUE", help="Override a key, e.g. -o clusters.count=5.")
+]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder. Default: a new one under runs/.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")]
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """What a person can cause ends in one sentence and an exit code, not in a traceback."""
+    try:
+        yield
+    except FedClusterError as error:
+        typer.echo(f"fedcluster: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    except OSError as error:
+        typer.echo(f"fedcluster: {error.filename or 'file system'}: {error.strerror or error}", err=True)
+        raise typer.Exit(5) from None
+    except KeyboardInterrupt:
+        typer.echo("fedcluster: interrupted; what is written is whole, and --resume goes on from it", err=True)
+        raise typer.Exit(130) from None
+
+
+def version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedcluster {fedcluster.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(experiment: ExperimentFile, o: Overrides = None, out: Out = None, resume: Resume = False) -> None:
+    """Train one experiment."""
+    with plainly():
+        from fedcluster.experiment import load
+
+        described = load(experiment, o)
+        from fedcluster import training
+        from fedcluster.folder import fresh
+
+        if out is None and resume:
+            raise typer.BadParameter("--resume needs --out, the folder to go on in")
+        result = training.run(described, out or fresh(experiment.stem), resume)
+        last = result.history[-1]
+        typer.echo(
+            f"training loss {last['train_loss']:.4f}, test accuracy {last['test_accuracy']:.2%} after "
+            f"{last['round']} rounds, {last['device_updates']:,} device updates, {last['elapsed']:.0f} s"
+        )
+        typer.echo(f"picture: {result.out}/curves.png")
+
+
+@app.command()
+def compare(
+    experiment: Annotated[
+        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="Default: digits, embedded.", show_default=False)
+    ] = None,
+    o: Overrides = None,
+    methods: Annotated[str, typer.Option(help="Which of them, separated by commas.")] = "fedavg,fedcluster,centralized",
+    seeds: Annotated[int, typer.Option(help="How many seeds, from the experiment's own on.")] = 3,
+    lr: Annotated[
+        str, typer.Option(help="paper: FedAvg's rate is M times local.lr; equal; tuned: each its best.")
+    ] = "paper",
+    target: Annotated[
+        float | None,
+        typer.Option(help="Training loss to reach. Default: the highest last one of all runs.", show_default=False),
+    ] = None,
+    out: Out = None,
+    resume: Resume = False,
+) -> None:
+    """Train by several methods on the same fleet, start and budget."""
+    with plainly():
+        from fedcluster.experiment import load
+
+        described = load(experiment or Path(__file__).with_name("demo.toml"), o)
+        from fedcluster import comparison
+        from fedcluster.folder import fresh
+
+        if out is None and resume:
+            raise typer.BadParameter("--resume needs --out, the folder to go on in")
+        out = out or fresh(f"compare-{experiment.stem if experiment else 'digits'}")
+        with stages() as progress:
+            result = comparison.compare(
+                described,
+                [name.strip() for name in methods.split(",")],
+                seeds,
+                lr,
+                target,
+                out,
+                resume,
+                workers=comparison.cores(),
+                progress=progress,
+            )
+        show(outcomes_table(result))
+        for remark in [*result.remarks, *verdict(result)]:
+            typer.echo(remark)
+        typer.echo(f"picture: {out}/curves.png")
+
+
+@app.command()
+def partition(experiment: ExperimentFile, o: Overrides = None, out: Out = None) -> None:
+    """Show what the fleet and the clusters look like."""
+    with plainly():
+        from fedcluster.experiment import load
+
+        described = load(experiment, o)
+        from fedcluster import partition as portraits
+        from fedcluster.display import console
+        from fedcluster.folder import fresh
+
+        with console.status("drawing the fleet"):
+            portrait = portraits.portray(described, lambda text: typer.echo(text, err=True))
+            files = portraits.write(portrait, out or fresh(f"partition-{experiment.stem}"))
+        show(devices_table(portrait))
+        show(clusters_table(portrait))
+        typer.echo("written: " + ", ".join(str(file) for file in files))
+
+
+@contextmanager
+def stages() -> Iterator["comparison.Progress"]:  # type: ignore[name-defined] # noqa: F821
+    """A bar over all rounds of all runs, by stage; a few lines where there is no terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from fedcluster.display import console
+
+    with Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds,"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("left"),
+        console=console,
+        disable=not console.is_terminal,
+    ) as bar:
+        tasks: dict[str, object] = {}
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+                if not console.is_terminal:
+                    typer.echo(f"{stage}: {total} rounds in all", err=True)
+            bar.update(tasks[stage], completed=done, total=total)  # type: ignore[arg-type]
+
+        yield progress
+
+
+def outcomes_table(result: "Comparison") -> "Table":
+    from fedcluster.plots import LABELS
+
+    columns = ["method", "M", "rate", "train loss", "test accuracy", f"rounds to loss {result.target:.3f}"]
+    rows = []
+    for outcome in result.outcomes:
+        loss, accuracy = outcome.final("train_loss"), outcome.final("test_accuracy")
+        last = outcome.histories[0][-1]
+        rows.append(
+            [
+                LABELS[outcome.method],
+                str(outcome.clusters) if outcome.method != "centralized" else "-",
+                f"{outcome.lr:g}",
+                f"{loss[0]:.4f} ± {loss[1]:.4f}",
+                f"{accuracy[0]:.2%} ± {accuracy[1]:.2%}",
+                reached(outcome.rounds_to(result.target), last["round"]),
+                f"{last['device_updates']:,}",
+                f"{last['bytes_up'] / 1e6:,.0f} MB",
+                f"{last['bytes_down'] / 1e6:,.0f} MB",
+            ]
+        )
+    return ruled([*columns, "device updates", "up", "down"], rows)
+
+
+def reached(rounds: list[int | None], last: int) -> str:
+    """Rounds by seed in one cell: their mean, or how many seeds never got there."""
+    from statistics import fmean
+
+    there = [n for n in rounds if n is not None]
+    if len(there) < len(rounds):
+        return f"> {last} in {len(rounds) - len(there)} of {len(rounds)}"
+    return f"{fmean(there):.1f}"
+
+
+def verdict(result: "Comparison") -> list[str]:
+    """FedCluster against FedAvg, in a sentence."""
+    found = {outcome.method: outcome for outcome in result.outcomes}
+    if not {"fedavg", "fedcluster"} <= found.keys():
+        return []
+    loss, _ = found["fedavg"].final("train_loss")
+    rounds = found["fedcluster"].rounds_to(loss)
+    last = found["fedavg"].histories[0][-1]["round"]
+    return [
+        f"FedCluster reached FedAvg's last training loss ({loss:.4f}, after {last} rounds) in rounds: "
+        + ", ".join("never" if n is None else str(n) for n in rounds)
+        + " (by seed)"
+    ]
+
+
+def devices_table(portrait: "Portrait") -> "Table":
+    sizes, weights = portrait.fleet.sizes, portrait.fleet.weights
+    top = portrait.mix.max(axis=1) / portrait.mix.sum(axis=1)
+    rows = [
+        [name, f"{column.min():g}", f"{column.mean():.4g}", f"{column.max():g}"]
+        for name, column in (("samples", sizes), ("p_k", weights), ("share of the largest class", top))
+    ]
+    return ruled([f"{len(sizes):,} devices", "least", "mean", "most"], rows)
+
+
+def clusters_table(portrait: "Portrait") -> "Table":
+    groups, mix = portrait.clusters, portrait.cluster_mix()
+    shown = min(mix.shape[1], 10)
+    rows = [
+        [
+            str(K),
+            f"{len(members):,}",
+            f"{portrait.fleet.sizes[members].sum():,}",
+            f"{q:.4f}",
+            *(f"{x:.1%}" for x in mix[K][:shown]),
+        ]
+        for K, (members, q) in enumerate(zip(groups.members, groups.weights(portrait.fleet), strict=True))
+    ]
+    return ruled(["cluster", "devices", "samples", "q_K", *(f"class {c}" for c in range(shown))], rows)
+
+
+def ruled(columns: list[str], rows: list[list[str]]) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def show(table: "Table") -> None:
+    """Never wrapped: a table that is wider than the terminal keeps its lines."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.width = max(console.width, console.measure(table, options=console.options.update(max_width=400)).maximum)
+    console.print(table)
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,111 @@
+"""What a person sees while a run goes on: a live line on a terminal, sparse log lines elsewhere.
+
+Progress goes to standard error, results to standard output.
+"""
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+console = Console(stderr=True, highlight=False)
+
+LOG_EVERY = 10.0  # seconds between log lines where there is no terminal
+
+
+class Display:
+    """Says nothing: the display of a run inside another program."""
+
+    def say(self, text: str) -> None:
+        pass
+
+    def announce(self, text: str) -> None:
+        pass
+
+    def begin(self, rounds: int, cycles: int, done: int) -> None:
+        pass
+
+    def cycle(self, round: int, cycle: int, devices_per_second: float) -> None:
+        pass
+
+    def round(self, line: dict[str, Any]) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        pass
+
+
+class Spoken(Display):
+    """Remarks to standard error, what the run is to standard output."""
+
+    def say(self, text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    def announce(self, text: str) -> None:
+        print(text, flush=True)
+
+
+class Log(Spoken):
+    """A line for the first and the last round, and for one every few seconds between."""
+
+    def begin(self, rounds: int, cycles: int, done: int) -> None:
+        self.rounds, self.shown = rounds, 0.0
+
+    def round(self, line: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if now - self.shown >= LOG_EVERY or line["round"] == self.rounds:
+            self.shown = now
+            self.say(f"round {line['round']}/{self.rounds}  {scores(line)}  {line['elapsed']:.0f} s")
+
+
+class Live(Spoken):
+    """Round, cycle, loss, accuracy, devices a second and the time left, in one line that moves."""
+
+    def __init__(self) -> None:
+        self.progress = Progress(
+            TextColumn("round {task.fields[round]:>4}/{task.fields[rounds]}"),
+            TextColumn("cycle {task.fields[cycle]:>3}/{task.fields[cycles]}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[scores]}"),
+            TextColumn("{task.fields[rate]:>6.0f} devices/s"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+            console=console,
+        )
+
+    def begin(self, rounds: int, cycles: int, done: int) -> None:
+        self.cycles = cycles
+        fields: dict[str, Any] = {
+            "round": done,
+            "rounds": rounds,
+            "cycle": 0,
+            "cycles": cycles,
+            "scores": "",
+            "rate": 0.0,
+        }
+        self.task = self.progress.add_task("", total=rounds * cycles, completed=done * cycles, **fields)
+        self.progress.start()
+
+    def cycle(self, round: int, cycle: int, devices_per_second: float) -> None:
+        done = round * self.cycles + cycle + 1
+        self.progress.update(self.task, completed=done, round=round + 1, cycle=cycle + 1, rate=devices_per_second)
+
+    def round(self, line: dict[str, Any]) -> None:
+        self.progress.update(self.task, scores=scores(line))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.progress.stop()
+
+
+def scores(line: dict[str, Any]) -> str:
+    return f"loss {line['train_loss']:.4f}  accuracy {line['test_accuracy']:6.2%}"
+
+
+def suited() -> Display:
+    """Live on a terminal, a log elsewhere."""
+    return Live() if console.is_terminal else Log()

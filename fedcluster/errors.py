@@ -1,0 +1,37 @@
+"""What a person can cause, said in one sentence, with an exit code that scripts can rely on."""
+
+
+class FedClusterError(Exception):
+    """A failure with a cause that its message names and a remedy that its message offers."""
+
+    exit_code = 1
+
+
+class BadExperiment(FedClusterError):
+    """The experiment asks for something impossible: a bad key, value or combination of them."""
+
+    exit_code = 2
+
+
+class BadData(FedClusterError):
+    """A data set, start or cluster file is missing, unreadable or not what it should be."""
+
+    exit_code = 3
+
+
+class Diverged(FedClusterError):
+    """Training left the finite numbers."""
+
+    exit_code = 4
+
+
+class BadRun(FedClusterError):
+    """The output folder holds something that this run must not continue or overwrite."""
+
+    exit_code = 5
+
+
+class BudgetExceeded(FedClusterError):
+    """A device would download or upload more than once in a round."""
+
+    exit_code = 6

@@ -1,0 +1,272 @@
+"""The experiment: one frozen, validated description of a run. TOML in, TOML out, a hash.
+
+Every default is the paper's where the paper has one. Where a key takes a name, Python code may give the
+thing itself (a function, a module, a data set) and a file may give `package.module:name`.
+"""
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedcluster.errors import BadData, BadExperiment
+
+DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
+PARTITIONS = ("major_class", "dirichlet", "iid", "natural")
+CLUSTERINGS = ("random", "major_class", "file")
+MODELS = ("alexnet", "cnn", "mlp", "logistic")
+ALGORITHMS = ("fedavg", "fedprox")
+
+
+def one_of(*names: str) -> AfterValidator:
+    """A name from the list, `package.module:name`, or in Python the thing itself."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and value not in names and ":" not in value:
+            raise ValueError(f"= {value!r} is not allowed: use one of {', '.join(names)}, or package.module:name")
+        if not isinstance(value, str) and not callable(value):
+            raise ValueError(f"= {value!r} is not allowed: use one of {', '.join(names)}, or a function")
+        return value
+
+    return AfterValidator(check)
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Data(Section):
+    """Where the samples come from: a name, a Hugging Face id, a path, or a `Dataset`."""
+
+    name: Any = "digits"
+
+
+class Fleet(Section):
+    """Who holds what. With `partition = "natural"` the data itself says who the devices are."""
+
+    devices: Count | None = None
+    samples: Count | None = None
+    partition: Literal["major_class", "dirichlet", "iid", "natural"] = "major_class"
+    rho_device: Share = 0.5
+    alpha: Positive = 0.3
+
+    @model_validator(mode="before")
+    @classmethod
+    def paper_sizes(cls, keys: Any) -> Any:
+        if isinstance(keys, dict) and keys.get("partition") != "natural":
+            return {"devices": 1000, "samples": 500} | keys
+        return keys
+
+
+class Clusters(Section):
+    """Who takes turns with whom. With `method = "file"` the file says how many clusters there are."""
+
+    method: Annotated[str | Callable[..., Any], one_of(*CLUSTERINGS)] = "random"
+    count: Count | None = None
+    rho_cluster: Share = 0.1
+    path: str | None = None
+    order: Literal["cyclic", "reshuffle"] = "reshuffle"
+    participation: Annotated[float, Field(gt=0, le=1)] = 0.1
+
+    @model_validator(mode="before")
+    @classmethod
+    def paper_count(cls, keys: Any) -> Any:
+        if isinstance(keys, dict) and keys.get("method") != "file":
+            return {"count": 10} | keys
+        return keys
+
+    @model_validator(mode="after")
+    def file_has_a_path(self) -> "Clusters":
+        if self.method == "file" and self.path is None:
+            raise ValueError('with method = "file" needs path, a CSV file with columns device,cluster')
+        return self
+
+
+class Model(Section):
+    """What is learned, and optionally from where: W_0."""
+
+    name: Annotated[str | Callable[..., Any], one_of(*MODELS)] = "alexnet"
+    init: str | None = None
+
+
+class Local(Section):
+    """What a device does in its turn: E steps of an optimizer under a federated algorithm."""
+
+    algorithm: Annotated[str | Callable[..., Any], one_of(*ALGORITHMS)] = "fedavg"
+    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    steps: Count = 20
+    batch: Count | Literal["full"] = 30
+    lr: Positive = 0.01
+    momentum: Decay = 0.5
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    mu: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+
+
+class Centralized(Section):
+    """The baseline on pooled data. Left out, `steps` spends as many samples a round as the fleet does."""
+
+    steps: Count | None = None
+    batch: Count | Literal["full"] = 60
+
+
+class Experiment(Section):
+    seed: Annotated[int, Field(ge=0)] = 0
+    rounds: Count = 100
+    method: Literal["fedcluster", "centralized"] = "fedcluster"
+    data: Data = Data()
+    fleet: Fleet = Fleet()
+    clusters: Clusters = Clusters()
+    model: Model = Model()
+    local: Local = Local()
+    centralized: Centralized = Centralized()
+
+    def __init__(self, **keys: Any) -> None:
+        try:
+            super().__init__(**keys)
+        except ValidationError as error:
+            raise BadExperiment(sentence(error)) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; things given in Python by the name that finds them again."""
+        plain: dict[str, Any] = json.loads(
+            json.dumps(self.model_dump(exclude_none=True, round_trip=True), default=reference)
+        )
+        return plain
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.to_dict())
+
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+    def with_(self, **overrides: Any) -> "Experiment":
+        """A copy with dotted keys replaced, validated anew: `with_(**{"local.lr": 0.1})`."""
+        keys: dict[str, Any] = self.model_dump(exclude_none=True)
+        for key, value in overrides.items():
+            put(keys, key, value)
+        return Experiment(**keys)
+
+
+def load(path: str | Path, overrides: list[str] | None = None) -> Experiment:
+    """Read an experiment file and apply `key=value` overrides, each value as TOML would have it."""
+    path = Path(path)
+    keys = parse(read(path), str(path))
+    for override in overrides or []:
+        key, equals, raw = override.partition("=")
+        if not equals:
+            raise BadExperiment(f"-o {override}: write it as key=value, for example -o clusters.count=5")
+        put(keys, key.strip(), literal(raw.strip()))
+    for section, key in (("data", "name"), ("clusters", "path"), ("model", "init")):
+        anchor(keys.get(section), key, path.parent)
+    return Experiment(**keys)
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadData(f"{path}: there is no such experiment file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadData(f"{path}: cannot be read as text ({error})") from None
+
+
+def parse(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadExperiment(f"{source}: not valid TOML: {error}") from None
+
+
+def literal(raw: str) -> Any:
+    """A TOML value, or a plain word taken as a string."""
+    try:
+        return tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return raw
+
+
+def put(keys: dict[str, Any], dotted: str, value: Any) -> None:
+    *sections, key = dotted.split(".")
+    for section in sections:
+        keys = keys.setdefault(section, {})
+        if not isinstance(keys, dict):
+            raise BadExperiment(f"{dotted}: {section} is a value, not a section")
+    keys[key] = value
+
+
+def anchor(section: Any, key: str, folder: Path) -> None:
+    """A relative path is looked for beside the experiment file first, then in the working directory."""
+    if isinstance(section, dict) and isinstance(section.get(key), str):
+        for place in (folder, Path()):
+            if section[key] not in DATASETS and (place / section[key]).exists():
+                section[key] = str((place / section[key]).resolve())
+                return
+
+
+def found(name: str) -> Any:
+    """What `package.module:name` stands for."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise BadExperiment(f"{name}: cannot be imported ({error}); is it on the Python path?") from None
+
+
+def reference(thing: Any) -> str:
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """The dotted keys in which two experiments differ."""
+    keys = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            keys += changes(before, after, f"{prefix}{key}.")
+        elif before != after:
+            keys.append(f"{prefix}{key} (was {before}, now {after})")
+    return keys
+
+
+def sentence(error: ValidationError) -> str:
+    """The first problem, by the key's path, with what is allowed."""
+    problems = error.errors()
+    first = problems[0]
+    section = {name: kind for name, kind in SECTIONS.items() if name == first["loc"][0]}
+    path = first["loc"][: 2 if section else 1]
+    key = ".".join(str(part) for part in path)
+    others = len({problem["loc"][: len(path)] for problem in problems}) - 1
+    more = f" (and {others} more)" if others else ""
+    if first["type"] == "extra_forbidden":
+        known = section.get(str(path[0]), Experiment).model_fields
+        near = difflib.get_close_matches(str(path[-1]), known, n=1)
+        return f"{key} is not a key; " + (f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}") + more
+    if first["type"] == "value_error":
+        return f"{key} {first['ctx']['error']}{more}"
+    said = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][: len(path)] == path)
+    return f"{key} = {first['input']!r} is not allowed: {'; or '.join(said)}{more}"
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "data": Data,
+    "fleet": Fleet,
+    "clusters": Clusters,
+    "model": Model,
+    "local": Local,
+    "centralized": Centralized,
+}

@@ -1,0 +1,33 @@
+"""Files that are whole or not there: written beside, synced, then renamed into place."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+
+def write_atomically(path: Path, content: bytes | str | Callable[[IO[bytes]], object]) -> None:
+    """Whoever reads `path`, at any moment and after any crash, finds the old content or the new."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        sync_folder(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename last: on POSIX the folder entry has its own buffer."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

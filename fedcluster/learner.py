@@ -1,0 +1,77 @@
+"""The model as an algorithm sees it: one vector w, and the gradient of the loss at w on a batch.
+
+A module's parameters, then its floating-point buffers, become views of one flat float32 vector. Broadcast,
+update, average and every local rule are then plain arithmetic on vectors, in one call each.
+"""
+
+from copy import deepcopy
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcluster.errors import BadExperiment
+
+
+class Learner:
+    """A module bound to `w`. `w[:size]` is trained; what follows (running statistics) is averaged along.
+
+    `gradient` has the length of the trained part. Integer buffers (counters) keep their starting values.
+    """
+
+    def __init__(self, module: nn.Module, device: str = "cpu") -> None:
+        self.module = deepcopy(module).to(device)
+        parameters = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        fixed = [(name, p) for name, p in self.module.named_parameters() if not p.requires_grad]
+        buffers = [(name, b) for name, b in self.module.named_buffers() if b.is_floating_point()]
+        self.counters = [(b, b.clone()) for b in self.module.buffers() if not b.is_floating_point()]
+        tensors = parameters + fixed + buffers
+        if not parameters or any(tensor.dtype != torch.float32 for _, tensor in tensors):
+            raise BadExperiment("model.name: a model needs parameters, and all of them in float32")
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors}
+        self.size = sum(p.numel() for _, p in parameters)
+        self.w = torch.cat([tensor.detach().reshape(-1) for _, tensor in tensors])
+        self.gradient = torch.zeros(self.size, device=device)
+        named_gradients = self.named(self.gradient, partial=True)
+        for name, view in self.named(self.w).items():
+            owner, _, attribute = name.rpartition(".")
+            tensor = getattr(self.module.get_submodule(owner), attribute)
+            tensor.data = view
+            if name in named_gradients:
+                tensor.grad = named_gradients[name]
+
+    @property
+    def device(self) -> torch.device:
+        return self.w.device
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained."""
+        return self.size
+
+    def named(self, w: Tensor, partial: bool = False) -> dict[str, Tensor]:
+        """A vector as views by the names of the module's state dict."""
+        views, start = {}, 0
+        for name, shape in self.shapes.items():
+            end = start + prod(shape)
+            if partial and end > len(w):
+                break
+            views[name] = w[start:end].view(shape)
+            start = end
+        return views
+
+    def vector(self, named: dict[str, Tensor]) -> Tensor:
+        """The reverse: named tensors, of the right shapes, as one new vector."""
+        return torch.cat([named[name].detach().reshape(-1).to(self.w) for name in self.shapes])
+
+    def load(self, w: Tensor) -> None:
+        """Put the module at w, counters at their start."""
+        self.w.copy_(w)
+        for counter, start in self.counters:
+            counter.copy_(start)
+
+    def differentiate(self, x: Tensor, y: Tensor) -> None:
+        """Leave in `gradient` that of the mean cross-entropy of the batch, at the current w."""
+        self.gradient.zero_()
+        F.cross_entropy(self.module(x), y).backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,87 @@
+"""The ledger: every message that a device received or sent. One download and one upload a round, no more."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcluster.accept import Update
+from fedcluster.errors import BudgetExceeded
+from fedcluster.fleet import Ints
+from fedcluster.schedule import Cycle
+from fedcluster.state import Message
+
+COUNTS = ("aggregations", "device_updates", "downloads", "uploads", "bytes_down", "bytes_up", "refused")
+
+
+class Ledger:
+    """Totals since the start of the run, and downloads and uploads of every device.
+
+    In centralized training nothing travels: a ledger over no devices counts nothing.
+    """
+
+    def __init__(self, devices: int) -> None:
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.downloads, self.uploads = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+        self.last_download, self.last_upload = np.full(devices, -1), np.full(devices, -1)
+        self.refusals: list[tuple[int, str]] = []
+
+    def send(self, cycle: Cycle, message: Message) -> None:
+        """The cohort downloads the broadcast."""
+        if not len(self.downloads):
+            return
+        self.spend(self.last_download, cycle.cohort, cycle.round, "download")
+        self.downloads[cycle.cohort] += 1
+        self.counts["downloads"] += len(cycle.cohort)
+        self.counts["bytes_down"] += len(cycle.cohort) * size(message)
+
+    def receive(self, updates: Iterable[Update], cycle: Cycle) -> Iterator[Update]:
+        """Devices upload, one after the other. Strangers and repeats are not on the books: accept refuses them."""
+        waiting = set(cycle.cohort.tolist()) if len(self.uploads) else set()
+        for update in updates:
+            if update.device in waiting:
+                waiting.remove(update.device)
+                self.spend(self.last_upload, np.array([update.device]), cycle.round, "upload")
+                self.uploads[update.device] += 1
+                self.counts["uploads"] += 1
+                self.counts["device_updates"] += 1
+                self.counts["bytes_up"] += size(update.message)
+            yield update
+
+    def refuse(self, update: Update, reason: str) -> None:
+        """An update that accept turned away; the reasons of a cycle are kept until it is closed."""
+        self.counts["refused"] += 1
+        self.refusals.append((update.device, reason))
+
+    def close(self, changed: bool) -> list[tuple[int, str]]:
+        """The cycle is over: count its aggregation if it changed the model, and hand over its refusals."""
+        self.counts["aggregations"] += bool(len(self.downloads)) and changed
+        refusals, self.refusals = self.refusals, []
+        return refusals
+
+    @staticmethod
+    def spend(last: Ints, devices: Ints, round: int, what: str) -> None:
+        over = devices[last[devices] == round]
+        if len(over):
+            raise BudgetExceeded(
+                f"device {over[0]} would {what} a second time in round {round + 1}; "
+                f"FedCluster's budget is one {what} a device and round, so the schedule is wrong"
+            )
+        last[devices] = round
+
+    def to_array(self) -> NDArray[np.int64]:
+        """The devices that ever took part, a column each."""
+        active = np.flatnonzero(self.downloads)
+        columns = (self.downloads, self.uploads, self.last_download, self.last_upload)
+        return np.stack([active, *(column[active] for column in columns)])
+
+    def restore(self, array: NDArray[np.int64], counts: dict[str, int]) -> None:
+        active = array[0]
+        self.downloads[active], self.uploads[active] = array[1], array[2]
+        self.last_download[active], self.last_upload[active] = array[3], array[4]
+        self.counts = {name: counts[name] for name in COUNTS}
+
+
+def size(message: Message) -> int:
+    """Bytes of the tensors; framing depends on the wire and is not counted."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in message.values())

@@ -1,0 +1,127 @@
+"""The models, each adapting to the data's channels, size and classes: `model(shape, classes) -> module`."""
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcluster.errors import BadExperiment
+from fedcluster.experiment import found
+from fedcluster.rng import torch_seed
+
+Shape = tuple[int, ...]
+
+
+class Logistic(nn.Module):
+    """Softmax regression: one linear layer with bias."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(torch.Size(shape).numel(), classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.flatten(1))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """Two hidden layers of 200 with ReLU, as in McMahan et al. 2017 (199,210 parameters on MNIST)."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        self.hidden1 = nn.Linear(torch.Size(shape).numel(), 200)
+        self.hidden2 = nn.Linear(200, 200)
+        self.output = nn.Linear(200, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.hidden1(x.flatten(1)))
+        return self.output(F.relu(self.hidden2(x)))  # type: ignore[no-any-return]
+
+
+class CNN(nn.Module):
+    """Two 3x3 convolutions of 16 and 32 channels, each with ReLU and 2x2 max-pooling; a hidden layer of 128."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        channels, height, width = image(shape, "cnn", at_least=4)
+        self.conv1 = nn.Conv2d(channels, 16, 3, padding=1)
+        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+        self.hidden = nn.Linear(32 * (height // 4) * (width // 4), 128)
+        self.output = nn.Linear(128, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        return self.output(F.relu(self.hidden(x.flatten(1))))  # type: ignore[no-any-return]
+
+
+class AlexNet(nn.Module):
+    """The small AlexNet of Zhang et al. 2017 ("Understanding deep learning requires rethinking generalization").
+
+    Two blocks of convolution 5x5 (64 channels, same), max-pooling 3x3 with stride 2 (same) and local response
+    normalisation, then layers of 384, 192 and the classes. Larger pictures are cropped to their middle 28x28.
+    """
+
+    crop = 28
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        channels, height, width = image(shape, "alexnet", at_least=1)
+        height, width = min(height, self.crop), min(width, self.crop)
+        self.conv1 = nn.Conv2d(channels, 64, 5, padding=2)
+        self.conv2 = nn.Conv2d(64, 64, 5, padding=2)
+        self.normalise = nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
+        features = 64 * -(-height // 4) * -(-width // 4)
+        self.hidden1 = nn.Linear(features, 384)
+        self.hidden2 = nn.Linear(384, 192)
+        self.output = nn.Linear(192, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        top, left = max(0, (x.shape[2] - self.crop) // 2), max(0, (x.shape[3] - self.crop) // 2)
+        x = x[:, :, top : top + self.crop, left : left + self.crop]
+        x = self.normalise(pool_same(F.relu(self.conv1(x))))
+        x = self.normalise(pool_same(F.relu(self.conv2(x))))
+        x = F.relu(self.hidden1(x.flatten(1)))
+        return self.output(F.relu(self.hidden2(x)))  # type: ignore[no-any-return]
+
+
+def pool_same(x: Tensor) -> Tensor:
+    """Max-pooling 3x3 with stride 2 that gives ceil(size / 2), as the frameworks of the time padded it."""
+    bottom, right = (2 + x.shape[2] % 2 - 1), (2 + x.shape[3] % 2 - 1)
+    padded = F.pad(x, (right // 2, right - right // 2, bottom // 2, bottom - bottom // 2), value=float("-inf"))
+    return F.max_pool2d(padded, 3, stride=2)
+
+
+def image(shape: Shape, model: str, at_least: int) -> Shape:
+    if len(shape) != 3 or min(shape[1:]) < at_least:
+        raise BadExperiment(
+            f'model.name = "{model}" needs pictures of at least {at_least}x{at_least}, but a sample is '
+            f"{list(shape)}: use mlp or logistic"
+        )
+    return shape
+
+
+def build(name: Any, shape: Shape, classes: int, seed: int) -> nn.Module:
+    """The module that `model.name` stands for, initialised from the seed; a module given as such is copied."""
+    if isinstance(name, nn.Module):
+        return deepcopy(name)
+    match name:
+        case "logistic":
+            make: Any = Logistic
+        case "mlp":
+            make = MLP
+        case "cnn":
+            make = CNN
+        case "alexnet":
+            make = AlexNet
+        case str():
+            make = found(name)
+        case _:
+            make = name
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "init"))
+        module = make(shape, classes)
+    if not isinstance(module, nn.Module):
+        raise BadExperiment(f"model.name: {name} must return a torch.nn.Module, not {type(module).__name__}")
+    return module

@@ -1,0 +1,88 @@
+"""What the fleet and the clusters look like, before anything is trained."""
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcluster import clusters, fleet, sources
+from fedcluster.experiment import Experiment
+from fedcluster.files import write_atomically
+from fedcluster.plots import canvas, heat, save
+from fedcluster.sources import Say
+
+SHOWN = 2000  # devices in the picture; a larger fleet is shown by an even sample of it
+
+
+@dataclass(frozen=True)
+class Portrait:
+    """`mix[k, c]` is how many samples of class c device k holds."""
+
+    fleet: fleet.Fleet
+    clusters: clusters.Clusters
+    mix: NDArray[np.int64]
+
+    def cluster_mix(self) -> NDArray[np.float64]:
+        """Share of each class in the samples of each cluster."""
+        totals = np.zeros((self.clusters.count, self.mix.shape[1]))
+        np.add.at(totals, self.clusters.assignment, self.mix)
+        shares: NDArray[np.float64] = totals / totals.sum(axis=1, keepdims=True)
+        return shares
+
+    def name(self, k: int) -> str:
+        return str(self.fleet.names[k]) if self.fleet.names is not None else str(k)
+
+
+def portray(experiment: Experiment, say: Say) -> Portrait:
+    dataset = sources.open_dataset(experiment.data.name, say)
+    everyone = fleet.build(experiment.fleet, dataset, experiment.seed)
+    groups = clusters.build(experiment.clusters, everyone, experiment.seed)
+    mix = np.array([everyone.mix(k) for k in range(len(everyone))])
+    return Portrait(everyone, groups, mix)
+
+
+def write(portrait: Portrait, out: Path) -> list[Path]:
+    """devices.csv (everything per device), clusters.csv (taken back by clusters.method = "file"), the picture."""
+    out.mkdir(parents=True, exist_ok=True)
+    devices, weights, assignment = portrait.fleet, portrait.fleet.weights, portrait.clusters.assignment
+    classes = [f"class_{c}" for c in range(portrait.mix.shape[1])]
+    rows = [
+        [portrait.name(k), assignment[k], devices.sizes[k], weights[k], devices.major_class[k], *portrait.mix[k]]
+        for k in range(len(devices))
+    ]
+    table(out / "devices.csv", ["device", "cluster", "samples", "p_k", "major_class", *classes], rows)
+    table(out / "clusters.csv", ["device", "cluster"], [row[:2] for row in rows])
+    picture(portrait, out / "partition.png")
+    return [out / name for name in ("devices.csv", "clusters.csv", "partition.png")]
+
+
+def table(path: Path, header: list[str], rows: list[list[Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([header, *rows])
+    write_atomically(path, text.getvalue())
+
+
+def picture(portrait: Portrait, path: Path) -> None:
+    """Class mix of devices, class mix of clusters, and the weights p_k and q_K."""
+    figure, (left, middle, right) = canvas(3, 13, 4.2)
+    everyone, groups = portrait.fleet, portrait.clusters
+    shown = np.linspace(0, len(everyone) - 1, min(SHOWN, len(everyone))).astype(int)
+    shown = shown[np.argsort(everyone.major_class[shown], kind="stable")]
+    heat(left, portrait.mix[shown] / portrait.mix[shown].sum(axis=1, keepdims=True), "share of the device's samples")
+    left.set(title="devices, by major class", xlabel="class", ylabel=f"{len(shown):,} of {len(everyone):,} devices")
+    heat(middle, portrait.cluster_mix(), "share of the cluster's samples")
+    middle.set(title="clusters", xlabel="class", ylabel="cluster")
+    right.bar(range(groups.count), groups.weights(everyone), color="#0072B2")
+    right.axhline(1 / groups.count, color="#5A5A5A", lw=1, ls="--")
+    right.set(title="weight of each cluster", xlabel="cluster", ylabel="$q_K$ (dashed: equal weights)")
+    for ax in (left, middle):
+        ax.set_xticks(range(portrait.mix.shape[1]) if portrait.mix.shape[1] <= 20 else [])
+    if groups.count <= 20:
+        middle.set_yticks(range(groups.count))
+        right.set_xticks(range(groups.count))
+    save(figure, path)

@@ -1,0 +1,122 @@
+"""Preparation: the straight line from the experiment to the first cycle."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from fedcluster import algorithms, clusters, fleet, models, sources
+from fedcluster.dataset import Dataset
+from fedcluster.display import Display
+from fedcluster.errors import BadData, BadExperiment
+from fedcluster.evaluate import Evaluator
+from fedcluster.executor import InProcess
+from fedcluster.experiment import Experiment, Local
+from fedcluster.learner import Learner
+from fedcluster.schedule import Schedule
+from fedcluster.state import State
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Everything that stands before the first cycle."""
+
+    experiment: Experiment
+    dataset: Dataset
+    fleet: fleet.Fleet
+    clusters: clusters.Clusters
+    schedule: Schedule
+    learner: Learner
+    algorithm: algorithms.Algorithm
+    executor: InProcess
+    evaluate: Evaluator
+    start: State
+    devices: int  # on the ledger
+
+
+def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Setup:
+    """Experiment -> dataset -> fleet -> clusters -> schedule, and the learner with its start W_0."""
+    seed, options = experiment.seed, experiment.clusters
+    dataset = sources.open_dataset(experiment.data.name, display.say)
+    everyone = fleet.build(experiment.fleet, dataset, seed)
+    if everyone.repeats:
+        display.say(
+            f"{dataset.name}: a class is smaller than a device's share of it, so devices hold samples more than once"
+        )
+    groups = clusters.build(options, everyone, seed)
+    schedule = Schedule(options, everyone, groups, seed)
+    learner = Learner(models.build(experiment.model.name, dataset.shape, dataset.classes, seed), device)
+    if experiment.model.init is not None:
+        learner.load(starting_point(Path(experiment.model.init).expanduser(), learner))
+    check_output(learner, dataset)
+    evaluate = Evaluator(learner, dataset, everyone, seed)
+    start, local, devices = State(learner.w.clone()), experiment.local, len(everyone)
+    if experiment.method == "centralized":
+        local = pooled_budget(experiment, everyone, schedule)
+        everyone, groups = pool(everyone, seed), clusters.Clusters(np.zeros(1, np.int32), 1)
+        schedule = Schedule(options, everyone, groups, seed)
+        devices = 0  # the data are in one place: nothing travels
+    algorithm = algorithms.build(local)
+    executor = InProcess(algorithm, learner, dataset, everyone, local, seed)
+    return Setup(
+        experiment, dataset, everyone, groups, schedule, learner, algorithm, executor, evaluate, start, devices
+    )
+
+
+def starting_point(path: Path, learner: Learner) -> torch.Tensor:
+    """W_0 from a safetensors file whose tensors are named as in the model's state dict."""
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError:
+        raise BadData(f"model.init: there is no file {path}") from None
+    except (OSError, SafetensorError) as error:
+        raise BadData(f"model.init: {path} is not a safetensors file ({error})") from None
+    expected = learner.shapes
+    for name in expected.keys() | tensors.keys():
+        if name not in tensors or name not in expected or tuple(tensors[name].shape) != expected[name]:
+            raise BadData(f"model.init: {path} must have the tensors {form(expected)}, but {name} does not fit")
+    vector = learner.vector(tensors)
+    if not torch.isfinite(vector).all():
+        raise BadData(f"model.init: {path} has values that are not finite")
+    return vector
+
+
+def form(shapes: dict[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+
+
+def check_output(learner: Learner, dataset: Dataset) -> None:
+    """A model of one's own may not fit the data: find out now, and say how."""
+    learner.module.eval()
+    try:
+        with torch.no_grad():
+            scores = learner.module(dataset.inputs(dataset.x_train[:2]).to(learner.device))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise BadExperiment(
+            f"model.name: the model does not take samples {list(dataset.shape)} ({str(error).splitlines()[0]})"
+        ) from None
+    if tuple(scores.shape) != (2, dataset.classes):
+        raise BadExperiment(
+            f"model.name: the model gives {list(scores.shape[1:])} scores a sample, "
+            f"but the data have {dataset.classes} classes"
+        )
+
+
+def pooled_budget(experiment: Experiment, everyone: fleet.Fleet, schedule: Schedule) -> Local:
+    """Centralized SGD spends in a round the samples that the fleet's cohorts spend: the paper's 1000 x 60."""
+    options, local = experiment.centralized, experiment.local
+    each = everyone.sizes.mean() if local.batch == "full" else local.batch
+    spent = schedule.cohort_size() * local.steps * each
+    one_step = everyone.sizes.sum() if options.batch == "full" else options.batch
+    steps = options.steps or max(1, round(spent / one_step))
+    return local.model_copy(update={"algorithm": "fedavg", "steps": steps, "batch": options.batch})
+
+
+def pool(everyone: fleet.Fleet, seed: int) -> fleet.Fleet:
+    """One device that holds all data: centralized training is the same code with M = n = 1."""
+    rows = everyone.pooled(int(everyone.sizes.sum()), seed)
+    mix = lambda _: np.sum([everyone.mix(k) for k in range(len(everyone))], axis=0)  # noqa: E731
+    return fleet.Fleet(np.array([len(rows)]), np.zeros(1, np.int32), lambda _: rows, mix)

@@ -1,0 +1,166 @@
+"""Training: Algorithm 1, and what a run leaves behind."""
+
+import math
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import nn
+
+import fedcluster
+from fedcluster.accept import accept
+from fedcluster.display import Display, suited
+from fedcluster.errors import BadRun, Diverged
+from fedcluster.experiment import Experiment
+from fedcluster.folder import Folder
+from fedcluster.ledger import Ledger
+from fedcluster.plots import curves
+from fedcluster.prepare import Setup, prepare
+from fedcluster.record import Line, Recorder, read_lines
+from fedcluster.state import State
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run: the lines of metrics.jsonl, the trained module, and where it was written."""
+
+    history: list[Line]
+    model: nn.Module
+    out: Path | None = None
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    resume: bool = False,
+    display: Display | None = None,
+    device: str = "cpu",
+) -> Result:
+    """Train. With `out`, everything is written there, and `resume` goes on where an earlier run stopped."""
+    display = display or suited()
+    folder = Folder(Path(out), experiment, resume) if out is not None else None
+    with closing(folder) if folder else nullcontext(), repeatable(), display:
+        setup = prepare(experiment, display, device)
+        if folder and folder.finished:
+            display.say(f"{folder.path} is finished: nothing to do")
+            return finished(folder, setup)
+        display.announce(banner(setup))
+        recorder, state = begin(setup, folder, display)
+        with closing(recorder):
+            state = train(setup, recorder, state)
+            recorder.save(state, now=True)
+        if folder:
+            finish(folder, setup, state, recorder.history)
+        setup.learner.load(state.model)
+        return Result(recorder.history, setup.learner.module, folder.path if folder else None)
+
+
+def begin(setup: Setup, folder: Folder | None, display: Display) -> tuple[Recorder, State]:
+    """From the start, or from where the folder's run stopped."""
+    rounds, cycles = setup.experiment.rounds, setup.clusters.count
+    if folder is None:
+        display.begin(rounds, cycles, done=0)
+        return Recorder(None, display, Ledger(setup.devices)), setup.start
+    folder.facts(facts(setup))
+    state, ledger, seconds, history, turns = folder.restore(setup.start, setup.devices, cycles, display)
+    if folder.begun:
+        display.say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
+    display.begin(rounds, cycles, done=state.round)
+    return Recorder(folder.path, display, ledger, seconds, history, turns), state
+
+
+def train(setup: Setup, recorder: Recorder, state: State) -> State:
+    """Algorithm 1: T rounds of M cycles, from wherever an earlier run stopped."""
+    ledger = recorder.ledger
+    for j in range(state.round, setup.experiment.rounds):
+        for cycle in setup.schedule.round(j)[state.cycle :]:
+            sent = setup.algorithm.broadcast(state)
+            ledger.send(cycle, sent)
+            uploads = ledger.receive(setup.executor.train(cycle, sent), cycle)
+            updates = accept(uploads, cycle, sent, ledger.refuse)
+            before, state = state, setup.algorithm.combine(state, updates)  # W_{jM+K} -> W_{jM+K+1}
+            state = replace(state, cycle=cycle.cycle + 1)
+            recorder.cycle(cycle, state, changed=state.model is not before.model)
+        state = replace(state, round=j + 1, cycle=0)
+        scores = setup.evaluate(state.model)
+        check_finite(setup, recorder, j, scores)
+        recorder.round(state, scores)
+    return state
+
+
+def check_finite(setup: Setup, recorder: Recorder, j: int, scores: dict[str, float]) -> None:
+    """Stop a run that can no longer learn, before anything of this round is written."""
+    turns = recorder.cycles.lines[-setup.clusters.count :]
+    nothing = all(len(turn["refused"]) >= len(turn["cohort"]) for turn in turns)
+    if nothing or not all(math.isfinite(score) for score in scores.values()):
+        what = "every update was refused as not finite" if nothing else "the loss is not finite"
+        kept = f"; rounds 1 to {j} are in {recorder.folder}" if recorder.folder and j else ""
+        rate = setup.experiment.local.lr
+        raise Diverged(f"round {j + 1}: {what}, so training has diverged: lower local.lr (now {rate:g}){kept}")
+
+
+def banner(setup: Setup) -> str:
+    """What is about to be trained, in a line."""
+    experiment = setup.experiment
+    name = experiment.model.name if isinstance(experiment.model.name, str) else type(setup.learner.module).__name__
+    what = f"{name} with {setup.learner.parameters:,} parameters on {setup.dataset.name}"
+    if experiment.method == "centralized":
+        return f"{what}: centralized on {setup.fleet.sizes[0]:,} pooled samples"
+    sizes = f"{len(setup.fleet):,} devices in {setup.clusters.count:,} cluster{'s' * (setup.clusters.count > 1)}"
+    return f"{what}: {sizes}, {setup.schedule.cohort_size():,} devices a round"
+
+
+def facts(setup: Setup) -> dict[str, Any]:
+    """What the run stands on."""
+    return {
+        "fedcluster": fedcluster.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "parameters": setup.learner.parameters,
+        "devices": len(setup.fleet),
+        "clusters": setup.clusters.count,
+        "fingerprints": {
+            "data": setup.dataset.digest(),
+            "clusters": sha256(setup.clusters.assignment.tobytes()).hexdigest(),
+            "model": sha256(setup.start.model.cpu().numpy().tobytes()).hexdigest(),
+        },
+        "start": setup.evaluate(setup.start.model),
+    }
+
+
+def finish(folder: Folder, setup: Setup, state: State, history: list[Line]) -> None:
+    """The picture, then the model: its presence says that everything else is there."""
+    start = {"round": 0, **setup.evaluate(setup.start.model)}
+    curves({"run": [[start, *history]]}, folder.path / "curves.png", title=banner(setup))
+    named = setup.learner.named(state.model)
+    folder.write("model.safetensors", save({name: tensor.contiguous().cpu() for name, tensor in named.items()}))
+
+
+def finished(folder: Folder, setup: Setup) -> Result:
+    """The result of a run that ended earlier."""
+    path = folder.path / "model.safetensors"
+    try:
+        tensors = load_file(path)
+        setup.learner.load(setup.learner.vector(tensors))
+    except (OSError, SafetensorError, KeyError, RuntimeError):
+        raise BadRun(f"{path} is damaged: delete it, and --resume writes it again from the checkpoint") from None
+    return Result(read_lines(folder.path / "metrics.jsonl"), setup.learner.module, folder.path)
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """One thread, so that sums do not depend on the number of cores; torch's generator left as it was."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(threads)
