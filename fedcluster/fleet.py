@@ -43,7 +43,7 @@ class Fleet:
     @cached_property
     def weights(self) -> Floats:
         """p_k = |D(k)| / |D|."""
-        return self.sizes / self.sizes.sum()
+        return np.asarray(self.sizes / self.sizes.sum())
 
     def pooled(self, limit: int, seed: int) -> Ints:
         """D as rows of the training set, or `limit` of them drawn uniformly when there are more."""
@@ -110,7 +110,7 @@ def dirichlet(devices: int, samples: int, by_class: list[Ints], alpha: float, se
 
     def mix(k: int) -> Ints:
         exact = shares[k].astype(np.float64) / shares[k].sum(dtype=np.float64) * samples
-        counts = np.floor(exact).astype(np.int64)
+        counts: Ints = np.floor(exact).astype(np.int64)
         counts[np.argsort(counts - exact, kind="stable")[: samples - counts.sum()]] += 1
         return counts
 

@@ -59,6 +59,7 @@ class Recorder:
                 "cycle": cycle.cycle,
                 "cluster": cycle.cluster,
                 "cohort": cycle.cohort.tolist(),
+                "changed": changed,
                 "refused": refusals,
                 "seconds": spent,
             }

@@ -80,8 +80,8 @@ def read_npz(path: Path) -> Arrays:
     """Plain arrays only: nothing in the file is ever executed."""
     names = ("x_train", "y_train", "x_test", "y_test")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in (*names, "device_train") if name in file.files}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+            arrays = {name: content[name] for name in (*names, "device_train") if name in content.files}
     except FileNotFoundError:
         raise BadData(f"data.name: there is no file {path}") from None
     except Exception as error:  # zip, header and dtype errors of a damaged or hostile file
@@ -218,7 +218,7 @@ def cached(key: str, make: Callable[[], Arrays], say: Say) -> Arrays:
             except BadData as error:
                 say(f"{error}; decoding again")
         arrays = make()
-        write_atomically(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+        write_atomically(path, lambda file: np.savez(file, **arrays))
         return arrays
 
 

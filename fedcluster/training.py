@@ -98,7 +98,7 @@ def train(setup: Setup, recorder: Recorder, state: State) -> State:
 def check_finite(setup: Setup, recorder: Recorder, j: int, scores: dict[str, float]) -> None:
     """Stop a run that can no longer learn, before anything of this round is written."""
     turns = recorder.cycles.lines[-setup.clusters.count :]
-    nothing = all(len(turn["refused"]) >= len(turn["cohort"]) for turn in turns)
+    nothing = any(turn["refused"] for turn in turns) and not any(turn["changed"] for turn in turns)
     if nothing or not all(math.isfinite(score) for score in scores.values()):
         what = "every update was refused as not finite" if nothing else "the loss is not finite"
         kept = f"; rounds 1 to {j} are in {recorder.folder}" if recorder.folder and j else ""

@@ -1,0 +1,223 @@
+"""The commands as a person types them: what they write, and how they fail."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import fedcluster
+from tests.conftest import Here, Run, blobs
+
+Write = Callable[..., Path]
+COUNTS = ["aggregations", "device_updates", "downloads", "uploads", "bytes_down", "bytes_up"]
+
+
+def test_run_writes_everything(cli: Run, here: Here, write_experiment: Write, tmp_path: Path) -> None:
+    done = cli("run", write_experiment(), "--out", "out", "-o", "clusters.count=4", "-o", "local.algorithm=fedprox")
+    assert done.returncode == 0, done.stderr
+    assert "logistic with 650 parameters on digits: 12 devices in 4 clusters" in done.stdout
+    out = tmp_path / "out"
+    names = {"experiment.toml", "run.json", "metrics.jsonl", "cycles.jsonl", "model.safetensors", "curves.png"}
+    assert names | {"checkpoint", ".lock"} == {path.name for path in out.iterdir()}
+    resolved = fedcluster.load(out / "experiment.toml")
+    assert (resolved.clusters.count, resolved.local.algorithm, resolved.local.eps) == (4, "fedprox", 1e-8)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    cohort = 4 * 2  # half of three devices is two, in each of four clusters
+    one = 650 * 4
+    assert [lines[1][key] for key in COUNTS] == [8, *[2 * cohort] * 3, *[2 * cohort * one] * 2]
+    assert all(0 < line["seconds"] <= line["elapsed"] for line in lines)
+    assert {"train_loss", "test_loss", "test_accuracy"} <= lines[0].keys()
+    assert {name: list(t.shape) for name, t in load_file(out / "model.safetensors").items()} == {
+        "linear.weight": [10, 64],
+        "linear.bias": [10],
+    }
+    again = ["run", write_experiment(), "--out", "out", "--resume"]
+    code, _, err = here(*again, "-o", "clusters.count=4", "-o", "local.algorithm=fedprox")
+    assert (code, "nothing to do" in err) == (0, True)
+    code, _, err = here(*again)
+    assert (code, "clusters.count (was 4, now 3)" in err) == (5, True)
+
+
+def test_the_same_from_python(here: Here, write_experiment: Write, tmp_path: Path) -> None:
+    path = write_experiment()
+    assert here("run", path, "--out", "out")[0] == 0
+    result = fedcluster.run(fedcluster.load(path))
+    for name, tensor in load_file(tmp_path / "out" / "model.safetensors").items():
+        assert torch.equal(tensor, result.model.state_dict()[name])
+
+
+def test_the_digits_repeat_and_it_says_so_once(here: Here, write_experiment: Write) -> None:
+    _, _, err = here("run", write_experiment(fleet={"devices": 12, "samples": 500}), "--out", "out")
+    assert err.count("hold samples more than once") == 1
+
+
+def broken(**keys: Any) -> dict[str, Any]:
+    return keys
+
+
+@pytest.mark.parametrize(
+    ("sections", "code", "said"),
+    [
+        (broken(clusters={"cuont": 5}), 2, "clusters.cuont is not a key; did you mean count?"),
+        (broken(colour="red"), 2, "colour is not a key; allowed: seed, rounds, method"),
+        (
+            broken(clusters={"count": 0}),
+            2,
+            "clusters.count = 0 is not allowed: Input should be greater than or equal to 1",
+        ),
+        (broken(clusters={"count": "many"}), 2, "clusters.count = 'many' is not allowed"),
+        (broken(clusters={"method": "moon"}), 2, "clusters.method = 'moon' is not allowed: use one of random"),
+        (broken(clusters={"order": "moon"}), 2, "clusters.order = 'moon' is not allowed: Input should be 'cyclic' or"),
+        (broken(clusters={"method": "file"}), 2, 'clusters with method = "file" needs path'),
+        (broken(clusters={"count": 13}), 2, "clusters.count = 13 is more than the fleet's 12 devices"),
+        (
+            broken(clusters={"method": "major_class", "count": 2, "rho_cluster": 1.0}),
+            2,
+            "lower rho_cluster or raise count",
+        ),
+        (broken(clusters={"method": "nowhere.module:f"}), 2, "nowhere.module:f: cannot be imported"),
+        (broken(clusters={"method": "file", "path": "none.csv"}), 3, "clusters.path: cannot read none.csv"),
+        (broken(local={"lr": -1.0}), 2, "local.lr = -1.0 is not allowed: Input should be greater than 0"),
+        (broken(local={"batch": "half"}), 2, "local.batch = 'half' is not allowed"),
+        (broken(local={"mu": float("nan")}), 2, "local.mu = nan is not allowed"),
+        (broken(local={"betas": [0.9]}), 2, "local.betas"),
+        (broken(fleet={"rho_device": 1.5}), 2, "fleet.rho_device = 1.5 is not allowed"),
+        (broken(fleet={"partition": "natural"}), 3, "needs to know whose each row of digits is"),
+        (broken(local=3), 2, "local = 3 is not allowed"),
+        (broken(seed=True), 2, "seed = True is not allowed"),
+        (broken(model={"name": "transformer"}), 2, "model.name = 'transformer' is not allowed"),
+        (
+            broken(model={"name": "logistic", "init": "none.safetensors"}),
+            3,
+            "model.init: there is no file none.safetensors",
+        ),
+        (broken(data={"name": "none.npz"}), 3, "there is no file none.npz"),
+        (broken(data={"name": "./none"}), 3, "there is no file or folder ./none"),
+        (broken(local={"lr": 1e30}, model={"name": "mlp"}), 4, "round 1: "),
+    ],
+)
+def test_bad_experiments_end_in_one_sentence(
+    sections: dict[str, Any], code: int, said: str, write_experiment: Write, here: Here, tmp_path: Path
+) -> None:
+    ended, _, err = here("run", write_experiment(**sections), "--out", "out")
+    assert (ended, said in err, "Traceback" in err) == (code, True, False), err
+    if code in (2, 3) and (tmp_path / "out").exists():  # the folder may be there, but holds nothing half-written
+        assert {path.name for path in (tmp_path / "out").iterdir()} <= {".lock", "experiment.toml"}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["run", "none.toml"], 3, "none.toml: there is no such experiment file"),
+        (["run", "experiment.toml", "-o", "rounds"], 2, "write it as key=value"),
+        (["run", "experiment.toml", "-o", "rounds.x=1"], 2, "rounds.x"),
+        (["run", "experiment.toml", "--resume"], 2, "--resume needs --out"),
+        (["run", "experiment.toml", "--out", "experiment.toml/x"], 5, "cannot write to experiment.toml/x"),
+        (["compare", "experiment.toml", "--methods", "fedsgd"], 2, "methods are fedavg, fedcluster, centralized"),
+        (["compare", "experiment.toml", "--lr", "best"], 2, "lr is paper, equal, tuned"),
+        (["compare", "experiment.toml", "--seeds", "0"], 2, "seeds at least 1"),
+        (["partition", "none.toml"], 3, "there is no such experiment file"),
+    ],
+)
+def test_bad_words_end_in_one_sentence(
+    words: list[str], code: int, said: str, here: Here, write_experiment: Write
+) -> None:
+    write_experiment()
+    ended, _, err = here(*words)
+    assert (ended, said in " ".join(err.replace("│", " ").split())) == (code, True), err
+
+
+def test_not_toml(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    code, _, err = here("run", "bad.toml")
+    assert code == 2
+    assert "bad.toml: not valid TOML: Invalid value (at line 1, column 10)" in err
+
+
+def test_no_network_is_said_plainly(cli: Run, write_experiment: Write) -> None:
+    path = write_experiment(data={"name": "mnist"})
+    done = cli("run", path, "--out", "out", FEDCLUSTER_DATA="", HF_HUB_OFFLINE="1")
+    assert done.returncode == 3
+    assert "cannot load ylecun/mnist" in done.stderr
+    assert "FEDCLUSTER_DATA" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_hostile_start_is_refused(here: Here, write_experiment: Write, tmp_path: Path) -> None:
+    (tmp_path / "junk.safetensors").write_bytes(b"\xff" * 100)
+    save_file({"linear.weight": torch.zeros(10, 3)}, tmp_path / "shape.safetensors")
+    poison = {"linear.weight": torch.full((10, 64), float("nan")), "linear.bias": torch.zeros(10)}
+    save_file(poison, tmp_path / "nan.safetensors")
+    for name, said in (("junk", "not a safetensors file"), ("shape", "must have the tensors"), ("nan", "not finite")):
+        model = {"name": "logistic", "init": f"{name}.safetensors"}
+        code, _, err = here("run", write_experiment(model=model), "--out", name)
+        assert (code, said in err) == (3, True), err
+
+
+def test_compare_prints_a_table_and_draws(cli: Run, here: Here, write_experiment: Write, tmp_path: Path) -> None:
+    done = cli("compare", write_experiment(), "--seeds", "2", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    for word in ("FedAvg", "FedCluster", "centralized SGD", "train loss", "device updates", "0.3", "±"):
+        assert word in done.stdout
+    assert (tmp_path / "out" / "curves.png").exists()
+    report = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert report["methods"]["fedavg"]["lr"] == pytest.approx(3 * report["methods"]["fedcluster"]["lr"])
+    starts = {
+        method: json.loads((tmp_path / "out" / f"{method}-seed1" / "run.json").read_text())
+        for method in ("fedavg", "fedcluster", "centralized")
+    }
+    assert len({json.dumps(s["start"]) for s in starts.values()}) == 1  # the same start and the same yardstick
+    assert len({s["fingerprints"]["data"] for s in starts.values()}) == 1
+    again = ["compare", write_experiment(), "--seeds", "2", "--out", "out"]
+    assert here(*again)[0] == 5
+    assert here(*again, "--resume")[1] == done.stdout
+
+
+def test_partition_shows_and_writes_what_can_be_read_back(here: Here, write_experiment: Write, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", **blobs())
+    keys = {"data": {"name": "data.npz"}, "fleet": {"partition": "natural"}}
+    code, text, _ = here("partition", write_experiment(**keys), "--out", "out")
+    assert (code, "7 devices" in text, "q_K" in text) == (0, True, True)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"devices.csv", "clusters.csv", "partition.png"}
+    path = write_experiment(**keys, clusters={"method": "file", "path": "out/clusters.csv", "participation": 1.0})
+    assert "7 devices in 3 clusters" in here("run", path, "--out", "run")[1]
+
+
+def test_default_folders_are_new_each_time(here: Here, write_experiment: Write, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert here("run", write_experiment())[0] == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["experiment", "experiment-2"]
+
+
+def test_help_does_not_import_torch() -> None:
+    heavy = "('torch', 'datasets', 'sklearn', 'matplotlib', 'numpy')"
+    code = f"import sys, fedcluster.cli; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_interrupt_leaves_what_can_be_resumed(write_experiment: Write, tmp_path: Path) -> None:
+    path = write_experiment(rounds=100_000)
+    with subprocess.Popen(
+        [sys.executable, "-m", "fedcluster", "run", str(path), "--out", "out"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "out" / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        process.send_signal(2)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted" in said
+    assert "Traceback" not in said

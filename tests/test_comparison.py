@@ -1,0 +1,59 @@
+"""Comparisons are fair, and report what the runs show."""
+
+from pathlib import Path
+
+import pytest
+
+import fedcluster
+from fedcluster.comparison import TUNING_SEEDS, Outcome
+
+SMALL = fedcluster.Experiment(
+    rounds=2,
+    fleet={"devices": 12, "samples": 20},
+    clusters={"count": 3, "participation": 0.5},
+    model={"name": "logistic"},
+    local={"steps": 3, "batch": 5, "lr": 0.1},
+)
+
+
+@pytest.mark.parametrize(("lr", "fedavg"), [("paper", 0.3), ("equal", 0.1)])
+def test_rates_and_budgets(lr: str, fedavg: float) -> None:
+    result = fedcluster.compare(SMALL, seeds=2, lr=lr)
+    outcomes = {outcome.method: outcome for outcome in result.outcomes}
+    assert outcomes["fedavg"].lr == pytest.approx(fedavg)
+    assert outcomes["fedcluster"].lr == outcomes["centralized"].lr == 0.1
+    last = {method: outcome.histories[0][-1] for method, outcome in outcomes.items()}
+    for key in ("device_updates", "bytes_up", "bytes_down"):
+        assert last["fedavg"][key] == last["fedcluster"][key]
+    assert last["fedcluster"]["aggregations"] == 3 * last["fedavg"]["aggregations"]
+    for seed in range(2):  # the same start, by the same yardstick
+        assert len({outcome.histories[seed][0]["train_loss"] for outcome in result.outcomes}) == 1
+    assert all(rounds is not None for outcome in result.outcomes for rounds in outcome.rounds_to(result.target))
+
+
+def test_tuned_rates_come_from_other_seeds_and_skip_what_diverges(tmp_path: Path) -> None:
+    experiment = SMALL.with_(**{"local.lr": 1e29, "model.name": "mlp"})
+    with pytest.raises(fedcluster.FedClusterError, match="diverges at every rate"):
+        fedcluster.compare(experiment, ["fedavg"], seeds=1, lr="tuned")
+    result = fedcluster.compare(SMALL, ["fedcluster"], seeds=1, lr="tuned", out=tmp_path / "out")
+    tuned = {path.name for path in (tmp_path / "out").glob("tune-*")}
+    assert len(tuned) == 7 * len(TUNING_SEEDS)
+    assert all(any(str(seed) in name for seed in TUNING_SEEDS) for name in tuned)
+    assert result.outcomes[0].lr in [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0]
+
+
+def test_several_processes_find_the_same(tmp_path: Path) -> None:
+    one = fedcluster.compare(SMALL, ["fedcluster", "fedavg"], seeds=2, workers=1)
+    two = fedcluster.compare(SMALL, ["fedcluster", "fedavg"], seeds=2, workers=2)
+    for a, b in zip(one.outcomes, two.outcomes, strict=True):
+        assert [[x["train_loss"] for x in h] for h in a.histories] == [
+            [x["train_loss"] for x in h] for h in b.histories
+        ]
+
+
+def test_rounds_to_a_loss() -> None:
+    curve = [{"round": n, "train_loss": loss} for n, loss in enumerate([2.0, 1.0, 1.2, 0.5])]
+    outcome = Outcome("fedavg", 0.1, 1, [curve, curve[:2]])
+    assert outcome.rounds_to(0.9) == [3, None]
+    assert outcome.rounds_to(1.0) == [1, 1]
+    assert outcome.final("train_loss")[0] == 0.75

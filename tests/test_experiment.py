@@ -1,0 +1,112 @@
+"""The experiment file is a contract: its keys, its defaults, and that it survives a round trip."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fedcluster
+from fedcluster.errors import BadExperiment
+from fedcluster.experiment import changes
+from tests.conftest import Here
+
+DEFAULTS = """
+seed = 0
+rounds = 100
+method = "fedcluster"
+[data]
+name = "digits"
+[fleet]
+devices = 1000
+samples = 500
+partition = "major_class"
+rho_device = 0.5
+alpha = 0.3
+[clusters]
+method = "random"
+count = 10
+rho_cluster = 0.1
+order = "reshuffle"
+participation = 0.1
+[model]
+name = "alexnet"
+[local]
+algorithm = "fedavg"
+optimizer = "sgd"
+steps = 20
+batch = 30
+lr = 0.01
+momentum = 0.5
+betas = [0.9, 0.999]
+eps = 1e-8
+mu = 0.1
+[centralized]
+batch = 60
+"""
+
+
+def test_defaults_are_the_papers() -> None:
+    assert fedcluster.Experiment().to_dict() == tomllib.loads(DEFAULTS)
+
+
+def test_toml_round_trip(tmp_path: Path) -> None:
+    experiment = fedcluster.Experiment(
+        seed=3, clusters={"method": "file", "path": "/x.csv"}, fleet={"partition": "natural"}, local={"batch": "full"}
+    )
+    (tmp_path / "e.toml").write_text(experiment.to_toml())
+    again = fedcluster.load(tmp_path / "e.toml")
+    assert again == experiment
+    assert again.digest() == experiment.digest() != fedcluster.Experiment().digest()
+    assert again.clusters.count is None
+
+
+def test_changes_name_the_keys() -> None:
+    old = fedcluster.Experiment()
+    new = old.with_(**{"clusters.count": 5, "seed": 2})
+    assert changes(old.to_dict(), new.to_dict()) == ["clusters.count (was 10, now 5)", "seed (was 0, now 2)"]
+
+
+def test_an_experiment_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        fedcluster.Experiment().seed = 5
+
+
+def test_paths_are_found_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "data.npz").touch()
+    (tmp_path / "e.toml").write_text('[data]\nname = "data.npz"\n[model]\ninit = "none.safetensors"\n')
+    experiment = fedcluster.load(tmp_path / "e.toml")
+    assert experiment.data.name == str(tmp_path / "data.npz")
+    assert experiment.model.init == "none.safetensors"
+
+
+def test_overrides_take_toml_values_and_plain_words(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text("")
+    words = ["local.betas=[0.8, 0.9]", "local.batch=full", 'model.name="mlp"', "seed=7", "clusters.participation=1.0"]
+    experiment = fedcluster.load(tmp_path / "e.toml", words)
+    assert experiment.local.betas == (0.8, 0.9)
+    assert (experiment.local.batch, experiment.model.name, experiment.seed) == ("full", "mlp", 7)
+
+
+def test_every_problem_is_counted() -> None:
+    with pytest.raises(BadExperiment, match=r"clusters.count = 0 is not allowed: .* \(and 1 more\)"):
+        fedcluster.Experiment(clusters={"count": 0}, local={"lr": 0.0})
+
+
+def test_public_names() -> None:
+    assert fedcluster.__all__ == ["Dataset", "Experiment", "FedClusterError", "Result", "compare", "load", "run"]
+    assert all(getattr(fedcluster, name).__module__.startswith("fedcluster.") for name in fedcluster.__all__)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ([], ["run", "compare", "partition", "--version"]),
+        (["run"], ["-o", "--out", "--resume"]),
+        (["compare"], ["-o", "--methods", "--seeds", "--lr", "--target", "--out", "--resume"]),
+        (["partition"], ["-o", "--out"]),
+    ],
+)
+def test_the_command_line_stays(command: list[str], words: list[str], here: Here) -> None:
+    code, text, _ = here(*command, "--help")
+    assert code == 0
+    assert all(word in text for word in words)
