@@ -64,6 +64,12 @@ def misfit(message: Message, form: Message) -> str | None:
         tensor = message[name]
         if not isinstance(tensor, Tensor) or tensor.dtype != expected.dtype or tensor.shape != expected.shape:
             return f"{name}: wrong shape or type"
-        if not torch.isfinite(tensor).all():
+        if not finite(tensor):
             return f"{name}: not finite"
     return None
+
+
+def finite(tensor: Tensor) -> bool:
+    """No NaN and no infinity: both show in the extremes, which are found in one pass."""
+    low, high = torch.aminmax(tensor)
+    return bool(torch.isfinite(low) & torch.isfinite(high))

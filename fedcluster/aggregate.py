@@ -18,6 +18,6 @@ def average(weighted: Iterable[tuple[float, Tensor]]) -> Tensor | None:
     for weight, vector in weighted:
         if total is None:
             total = torch.zeros_like(vector, dtype=torch.float64)
-        total.add_(vector, alpha=weight)
+        total.add_(vector.double(), alpha=weight)
         weights += weight
     return None if total is None else total.div_(weights).to(torch.float32)

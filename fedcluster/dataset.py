@@ -61,7 +61,7 @@ class Dataset:
         """What the model sees of stored samples."""
         if self.scale is None or self.shift is None:
             return x
-        return torch.addcmul(self.shift, x.to(torch.float32), self.scale)
+        return x.to(torch.float32).mul_(self.scale).add_(self.shift)
 
     def digest(self) -> str:
         """A fingerprint of every value, so that a resumed run can tell that its data are the same."""
@@ -109,7 +109,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
         mean = (share * levels).sum()
         means.append(mean)
         deviations.append((share * (levels - mean) ** 2).sum().sqrt().clamp(min=1e-3))
-    shape = (channels, 1, 1) if x.ndim == 4 else (1,)
+    shape = (channels, 1, 1) if channels > 1 else ()  # one number for all is much faster to apply
     return torch.stack(means).float().reshape(shape), torch.stack(deviations).float().reshape(shape)
 
 

@@ -4,14 +4,22 @@ A module's parameters, then its floating-point buffers, become views of one flat
 update, average and every local rule are then plain arithmetic on vectors, in one call each.
 """
 
+from collections import Counter
 from copy import deepcopy
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcluster.errors import BadExperiment
+
+if TYPE_CHECKING:
+    from fedcluster.program import Program
+
+WORTH_A_PROGRAM = 200  # batches of one shape; tracing costs about as much as a few hundred steps save
+MOST_PROGRAMS = 16  # whole-data batches come in as many shapes as there are devices
 
 
 class Learner:
@@ -33,6 +41,8 @@ class Learner:
         self.size = sum(p.numel() for _, p in parameters)
         self.w = torch.cat([tensor.detach().reshape(-1) for _, tensor in tensors])
         self.gradient = torch.zeros(self.size, device=device)
+        self.programs: dict[torch.Size, Program] = {}
+        self.seen: Counter[torch.Size] = Counter()
         named_gradients = self.named(self.gradient, partial=True)
         for name, view in self.named(self.w).items():
             owner, _, attribute = name.rpartition(".")
@@ -72,6 +82,32 @@ class Learner:
             counter.copy_(start)
 
     def differentiate(self, x: Tensor, y: Tensor) -> None:
-        """Leave in `gradient` that of the mean cross-entropy of the batch, at the current w."""
+        """Leave in `gradient` that of the mean cross-entropy of the batch, at the current w.
+
+        By autograd, until a shape of batch has come often enough to be worth a program of its own; its gradients
+        are the same to the bit, which is checked when it is made.
+        """
+        program = self.programs.get(x.shape)
+        if program is not None:
+            program(x, y)
+            return
         self.gradient.zero_()
-        F.cross_entropy(self.module(x), y).backward()  # type: ignore[no-untyped-call]
+        with torch.enable_grad():
+            F.cross_entropy(self.module(x), y).backward()  # type: ignore[no-untyped-call]
+        self.seen[x.shape] += 1
+        if self.seen[x.shape] == WORTH_A_PROGRAM and len(self.programs) < MOST_PROGRAMS:
+            self.learn_program(x, y)
+
+    def learn_program(self, x: Tensor, y: Tensor) -> None:
+        """Trace the batch that was just differentiated, and keep the program if it finds the same gradient."""
+        from fedcluster.program import straight_line
+
+        weights = self.named(self.w)
+        program = straight_line(self.module, weights, self.named(self.gradient, partial=True), x, y)
+        if program is not None:
+            expected = self.gradient.clone()
+            program(x, y)
+            if torch.equal(self.gradient, expected):
+                self.programs[x.shape] = program
+            else:
+                self.gradient.copy_(expected)

@@ -37,22 +37,23 @@ class Batches:
             yield from zip(torch.split(x, batch), torch.split(y, batch), strict=True)
 
     def gather(self, rows: Ints) -> tuple[Tensor, Tensor]:
+        """One copy of several batches out of the data set."""
         index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
-        return self.dataset.inputs(self.dataset.x_train[index]), self.dataset.y_train[index]
+        return self.dataset.inputs(self.dataset.x_train.index_select(0, index)), self.dataset.y_train[index]
 
 
+@torch.no_grad()
 def descend(learner: Learner, start: Tensor, batches: Batches, correct: Correct | None = None) -> Tensor:
     """w_0 = start;  w_{t+1} = step(w_t, correct(grad f(w_t; batch_t)));  returns w_E."""
     learner.load(start)
     learner.module.train()
     torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
-    w, g = learner.w[: learner.size], learner.gradient
+    device, w, g = learner.device, learner.w[: learner.size], learner.gradient
     rule = optimizer(batches.options)
     start = start[: learner.size]
     for x, y in batches:
-        learner.differentiate(x.to(learner.device), y.to(learner.device))
-        with torch.no_grad():
-            if correct is not None:
-                correct(g, w, start)
-            rule.step(w, g)
+        learner.differentiate(x.to(device), y.to(device))
+        if correct is not None:
+            correct(g, w, start)
+        rule.step(w, g)
     return learner.w.clone()

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
@@ -226,12 +227,16 @@ def cached(key: str, make: Callable[[], Arrays], say: Say) -> Arrays:
 def quiet_datasets() -> Iterator[Any]:
     """The library without its progress bars and warnings: what it does is said by us."""
     import datasets
+    from huggingface_hub.utils import logging as hub_logging
 
+    loggers = (datasets.logging, hub_logging)
+    before = [logger.get_verbosity() for logger in loggers]
     datasets.disable_progress_bars()
-    verbosity = datasets.logging.get_verbosity()
-    datasets.logging.set_verbosity_error()
+    for logger in loggers:
+        logger.set_verbosity(CRITICAL)
     try:
         yield datasets
     finally:
-        datasets.logging.set_verbosity(verbosity)
+        for logger, verbosity in zip(loggers, before, strict=True):
+            logger.set_verbosity(verbosity)
         datasets.enable_progress_bars()
