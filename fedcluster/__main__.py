@@ -1,3 +1,4 @@
 from fedcluster.cli import main
 
-main()
+if __name__ == "__main__":  # worker processes import this file, too
+    main()

@@ -65,7 +65,15 @@ def options(
 
 
 @app.command()
-def run(experiment: ExperimentFile, o: Overrides = None, out: Out = None, resume: Resume = False) -> None:
+def run(
+    experiment: ExperimentFile,
+    o: Overrides = None,
+    out: Out = None,
+    resume: Resume = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes to train in. Default: one a core.", show_default=False)
+    ] = None,
+) -> None:
     """Train one experiment."""
     with plainly():
         from fedcluster.experiment import load
@@ -73,10 +81,11 @@ def run(experiment: ExperimentFile, o: Overrides = None, out: Out = None, resume
         described = load(experiment, o)
         from fedcluster import training
         from fedcluster.folder import fresh
+        from fedcluster.workers import cores
 
         if out is None and resume:
             raise typer.BadParameter("--resume needs --out, the folder to go on in")
-        result = training.run(described, out or fresh(experiment.stem), resume)
+        result = training.run(described, out or fresh(experiment.stem), resume, workers=workers or cores())
         last = result.history[-1]
         typer.echo(
             f"training loss {last['train_loss']:.4f}, test accuracy {last['test_accuracy']:.2%} after "
@@ -110,6 +119,7 @@ def compare(
         described = load(experiment or Path(__file__).with_name("demo.toml"), o)
         from fedcluster import comparison
         from fedcluster.folder import fresh
+        from fedcluster.workers import cores
 
         if out is None and resume:
             raise typer.BadParameter("--resume needs --out, the folder to go on in")
@@ -123,7 +133,7 @@ def compare(
                 target,
                 out,
                 resume,
-                workers=comparison.cores(),
+                workers=cores(),
                 progress=progress,
             )
         show(outcomes_table(result))

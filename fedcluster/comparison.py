@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
@@ -256,8 +255,3 @@ def summary(comparison: Comparison) -> dict[str, Any]:
             for outcome in comparison.outcomes
         },
     }
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

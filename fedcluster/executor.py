@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Protocol
 
 from fedcluster.accept import Update
 from fedcluster.algorithms import Algorithm
@@ -14,6 +15,11 @@ from fedcluster.schedule import Cycle
 from fedcluster.state import Message
 
 
+class Executor(Protocol):
+    def train(self, cycle: Cycle, received: Message) -> Iterator[Update]: ...
+    def close(self) -> None: ...
+
+
 class InProcess:
     """One device after the other, in this process, in the order of the cohort."""
 
@@ -24,7 +30,15 @@ class InProcess:
         self.rows = lru_cache(maxsize=4096)(fleet.draw)
 
     def train(self, cycle: Cycle, received: Message) -> Iterator[Update]:
-        for k in cycle.cohort.tolist():
-            place = (cycle.round, cycle.cycle, k)
-            batches = Batches(self.dataset, self.rows(k), self.options, self.seed, place)
-            yield Update(k, cycle.round, cycle.cycle, self.algorithm.train(self.learner, received, batches))
+        for device in cycle.cohort.tolist():
+            yield Update(
+                device, cycle.round, cycle.cycle, self.train_device(cycle.round, cycle.cycle, device, received)
+            )
+
+    def train_device(self, round: int, cycle: int, device: int, received: Message) -> Message:
+        """What one device makes of the broadcast."""
+        batches = Batches(self.dataset, self.rows(device), self.options, self.seed, (round, cycle, device))
+        return self.algorithm.train(self.learner, received, batches)
+
+    def close(self) -> None:
+        pass

@@ -1,6 +1,6 @@
 """Preparation: the straight line from the experiment to the first cycle."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +13,12 @@ from fedcluster.dataset import Dataset
 from fedcluster.display import Display
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.evaluate import Evaluator
-from fedcluster.executor import InProcess
+from fedcluster.executor import Executor, InProcess
 from fedcluster.experiment import Experiment, Local
 from fedcluster.learner import Learner
 from fedcluster.schedule import Schedule
 from fedcluster.state import State
+from fedcluster.workers import Workers, sendable
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,7 @@ class Setup:
     schedule: Schedule
     learner: Learner
     algorithm: algorithms.Algorithm
-    executor: InProcess
+    executor: Executor
     evaluate: Evaluator
     start: State
     devices: int  # on the ledger
@@ -64,6 +65,28 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
     return Setup(
         experiment, dataset, everyone, groups, schedule, learner, algorithm, executor, evaluate, start, devices
     )
+
+
+def executor_of(experiment: Experiment, dataset: Dataset) -> InProcess:
+    """What a worker process needs, built from the experiment: the same for everyone who builds it."""
+    everyone = fleet.build(experiment.fleet, dataset, experiment.seed)
+    learner = Learner(models.build(experiment.model.name, dataset.shape, dataset.classes, experiment.seed))
+    return InProcess(algorithms.build(experiment.local), learner, dataset, everyone, experiment.local, experiment.seed)
+
+
+def spread(setup: Setup, workers: int, display: Display) -> Setup:
+    """Let several processes train the cohorts, where there is something to share out."""
+    experiment, here = setup.experiment, setup.executor
+    most = max(len(cycle.cohort) for cycle in setup.schedule.round(0))
+    count = min(workers, most)
+    if count < 2 or not isinstance(here, InProcess):
+        return setup
+    if not sendable(experiment):
+        display.say("training in one process: a function of the experiment cannot be imported by another")
+        return setup
+    cycles = experiment.rounds * setup.clusters.count
+    form = setup.algorithm.broadcast(setup.start)
+    return replace(setup, executor=Workers(count, cycles, here, experiment, form, display))
 
 
 def starting_point(path: Path, learner: Learner) -> torch.Tensor:

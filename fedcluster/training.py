@@ -22,7 +22,7 @@ from fedcluster.experiment import Experiment
 from fedcluster.folder import Folder
 from fedcluster.ledger import Ledger
 from fedcluster.plots import curves
-from fedcluster.prepare import Setup, prepare
+from fedcluster.prepare import Setup, prepare, spread
 from fedcluster.record import Line, Recorder, read_lines
 from fedcluster.state import State
 
@@ -41,9 +41,11 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     display: Display | None = None,
+    workers: int = 1,
     device: str = "cpu",
 ) -> Result:
-    """Train. With `out`, everything is written there, and `resume` goes on where an earlier run stopped."""
+    """Train. With `out`, everything is written there, and `resume` goes on where an earlier run stopped.
+    `workers` processes share the work; their number changes nothing but the time."""
     display = display or suited()
     folder = Folder(Path(out), experiment, resume) if out is not None else None
     with closing(folder) if folder else nullcontext(), repeatable(), display:
@@ -52,8 +54,9 @@ def run(
             display.say(f"{folder.path} is finished: nothing to do")
             return finished(folder, setup)
         display.announce(banner(setup))
+        setup = spread(setup, workers, display)
         recorder, state = begin(setup, folder, display)
-        with closing(recorder):
+        with closing(setup.executor), closing(recorder):
             state = train(setup, recorder, state)
             recorder.save(state, now=True)
         if folder:

@@ -90,6 +90,7 @@ def experiment(**clusters: Any) -> fedcluster.Experiment:
 def attacked(described: fedcluster.Experiment, kind: type[InProcess]) -> tuple[torch.Tensor, Recorder]:
     setup = prepare.prepare(described, Display())
     old = setup.executor
+    assert isinstance(old, InProcess)
     executor = kind(old.algorithm, old.learner, old.dataset, setup.fleet, old.options, old.seed)
     object.__setattr__(setup, "executor", executor)
     recorder = Recorder(None, Display(), Ledger(setup.devices))

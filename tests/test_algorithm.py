@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import fedcluster
 from fedcluster import prepare
 from fedcluster.display import Display
+from fedcluster.executor import InProcess
 from fedcluster.rng import stream
 from tests.conftest import blobs
 from tests.reference import algorithm_1
@@ -115,6 +116,7 @@ def test_one_cluster_is_fedavg_bit_for_bit(model: str) -> None:
 def test_centralized_spends_the_same_samples() -> None:
     experiment = fedcluster.Experiment(method="centralized")
     setup = prepare.prepare(experiment.with_(**{"model.name": "logistic"}), Display())
+    assert isinstance(setup.executor, InProcess)
     assert (setup.executor.options.steps, setup.executor.options.batch) == (1000, 60)
     assert setup.fleet.sizes.tolist() == [500_000]
 

@@ -1,0 +1,193 @@
+"""A cohort trained by several processes of one machine.
+
+Every worker builds the same executor from the same experiment and shares the data set, the broadcast and the
+updates with us in memory. Devices are handed out one by one to whoever is free; updates are passed on in the
+order of the cohort. So neither the number of workers nor their speed can change a result, and a device whose
+worker dies is simply trained again by another.
+"""
+
+import os
+import pickle
+import signal
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import multiprocessing as mp
+
+from fedcluster.accept import Update
+from fedcluster.dataset import Dataset
+from fedcluster.display import Display
+from fedcluster.errors import FedClusterError
+from fedcluster.executor import InProcess
+from fedcluster.experiment import Experiment
+from fedcluster.schedule import Cycle
+from fedcluster.state import Message
+
+AHEAD = 2  # devices that a worker holds: one that it trains, one that waits so that it need not
+REPLACEMENTS = 3  # workers started anew, for each that there is, before we go on with fewer
+WORTH_STARTING = 10.0  # seconds of training left; a worker takes a few to start
+
+
+@dataclass(eq=False)
+class Worker:
+    """A process, the line to it, and the places in the cohort that it holds."""
+
+    process: Any
+    line: Connection
+    ready: bool = False
+    holds: list[int] = field(default_factory=list)
+
+
+class Workers:
+    """`count` processes for a run of `cycles` cycles. Until they are worth starting, until one of them is ready,
+    and if none is left, devices are trained in this process."""
+
+    def __init__(
+        self, count: int, cycles: int, here: InProcess, experiment: Experiment, form: Message, display: Display
+    ) -> None:
+        self.here, self.experiment, self.display = here, experiment, display
+        self.context = mp.get_context("spawn")
+        self.slots = (AHEAD + 1) * count
+        self.received = {name: shared(1, tensor)[0] for name, tensor in form.items()}
+        self.sent = {name: shared(self.slots, tensor) for name, tensor in form.items()}
+        self.to_start, self.spare, self.cycles = count, REPLACEMENTS * count, cycles
+        self.workers: list[Worker] = []
+
+    def start(self) -> None:
+        ours, theirs = self.context.Pipe()
+        arguments = (theirs, self.experiment, self.here.dataset, self.received, self.sent)
+        process = self.context.Process(target=work, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        self.workers.append(Worker(process, ours))
+
+    def train(self, cycle: Cycle, received: Message) -> Iterator[Update]:
+        began = time.perf_counter()
+        self.cycles -= 1
+        self.listen(set(), timeout=0)
+        if any(worker.ready for worker in self.workers):
+            yield from self.train_there(cycle, received)
+        else:
+            yield from self.here.train(cycle, received)
+        while self.to_start and (time.perf_counter() - began) * self.cycles >= WORTH_STARTING:
+            self.to_start -= 1
+            self.start()
+
+    def train_there(self, cycle: Cycle, received: Message) -> Iterator[Update]:
+        for name, tensor in received.items():
+            self.received[name].copy_(tensor)
+        cohort = cycle.cohort.tolist()
+        waiting, done = deque(range(len(cohort))), set[int]()
+        for place, device in enumerate(cohort):
+            while place not in done and self.workers:
+                self.hand_out(waiting, cohort, cycle, first=place)
+                waiting.extendleft(sorted(self.listen(done), reverse=True))
+            if place in done:
+                message = {name: tensor[place % self.slots] for name, tensor in self.sent.items()}
+            else:  # nobody is left
+                message = self.here.train_device(cycle.round, cycle.cycle, device, received)
+            yield Update(device, cycle.round, cycle.cycle, message)
+
+    def hand_out(self, waiting: deque[int], cohort: list[int], cycle: Cycle, first: int) -> None:
+        """Give every free worker the next device, as long as its update has a slot to go to."""
+        for hand in range(AHEAD):
+            for worker in self.workers:
+                if worker.ready and len(worker.holds) == hand and waiting and waiting[0] < first + self.slots:
+                    place = waiting.popleft()
+                    worker.holds.append(place)
+                    with suppress(OSError):  # if it has just died, listen will find out
+                        worker.line.send((cycle.round, cycle.cycle, cohort[place], place % self.slots))
+
+    def listen(self, done: set[int], timeout: float | None = None) -> list[int]:
+        """Note who is ready and what is done; places of a worker that died come back."""
+        returned: list[int] = []
+        lines = {worker.line: worker for worker in self.workers}
+        for line in wait(list(lines), timeout):
+            worker = lines[line]  # type: ignore[index]
+            try:
+                said = worker.line.recv()
+            except (EOFError, OSError):
+                returned += worker.holds
+                self.bury(worker)
+                continue
+            if isinstance(said, Exception):
+                self.close()
+                raise said
+            if said == "ready":
+                worker.ready = True
+            else:
+                done.add(worker.holds.pop(0))
+        return returned
+
+    def bury(self, worker: Worker) -> None:
+        self.workers.remove(worker)
+        worker.line.close()
+        worker.process.join()
+        again = self.spare > 0
+        self.spare -= 1
+        self.display.say(
+            f"a worker died (exit code {worker.process.exitcode}); its devices are trained again"
+            + (", another worker starts" if again else f", going on with {len(self.workers)}")
+        )
+        if again:
+            self.start()
+
+    def close(self) -> None:
+        """Workers hold nothing that could be lost."""
+        for worker in self.workers:
+            worker.line.close()
+            worker.process.kill()
+            worker.process.join()
+        self.workers = []
+
+
+def work(
+    line: Connection, experiment: Experiment, dataset: Dataset, received: Message, sent: dict[str, Tensor]
+) -> None:
+    """The life of a worker: until the line is closed, train a device and leave its update in the slot given."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    try:
+        from fedcluster.prepare import executor_of
+
+        executor = executor_of(experiment, dataset)
+        line.send("ready")
+        while True:
+            round, cycle, device, slot = line.recv()
+            for name, tensor in executor.train_device(round, cycle, device, received).items():
+                sent[name][slot].copy_(tensor)
+            line.send("done")
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except FedClusterError as error:
+        line.send(error)
+    except Exception:
+        line.send(RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
+
+
+def shared(count: int, like: Tensor) -> Tensor:
+    """Room for `count` tensors, in memory that processes share."""
+    room: Tensor = torch.zeros(count, *like.shape, dtype=like.dtype).share_memory_()  # type: ignore[no-untyped-call]
+    return room
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def sendable(experiment: Experiment) -> bool:
+    """Whether a new process can be told this experiment: functions of one's own must be importable."""
+    try:
+        pickle.dumps(experiment)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True

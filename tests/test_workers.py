@@ -1,0 +1,122 @@
+"""Several processes find what one finds, to the bit, whatever happens to them."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedcluster
+from fedcluster import workers
+from fedcluster.display import Display
+from tests.test_resume import essence
+
+EXPERIMENT = fedcluster.Experiment(
+    rounds=40,
+    fleet={"devices": 30, "samples": 40},
+    clusters={"count": 2, "participation": 0.7},
+    model={"name": "mlp"},
+    local={"steps": 8, "batch": 10, "lr": 0.05},
+)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "WORTH_STARTING", 0.0)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    fedcluster.run(EXPERIMENT, folder, display=Display())
+    return folder
+
+
+class Watch(Display):
+    """Waits for the workers before the second round, and can kill one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kill: tuple[int, ...] = ()) -> None:
+        self.said: list[str] = []
+        self.kill = kill
+        self.crew: list[workers.Workers] = []
+        self.trained_there = 0
+        watch = self
+        real_init, real_there = workers.Workers.__init__, workers.Workers.train_there
+
+        def init(self: workers.Workers, *arguments: Any) -> None:
+            real_init(self, *arguments)
+            watch.crew.append(self)
+
+        def there(self: workers.Workers, *arguments: Any) -> Any:
+            watch.trained_there += 1
+            return real_there(self, *arguments)
+
+        monkeypatch.setattr(workers.Workers, "__init__", init)
+        monkeypatch.setattr(workers.Workers, "train_there", there)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def round(self, line: dict[str, Any]) -> None:
+        (crew,) = self.crew
+        while not all(worker.ready for worker in crew.workers):
+            crew.listen(set())
+        if line["round"] in self.kill:
+            os.kill(crew.workers[0].process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_bit_identical_for_any_number(count: int, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    display = Watch(monkeypatch)
+    fedcluster.run(EXPERIMENT, tmp_path / "run", display=display, workers=count)
+    assert essence(tmp_path / "run") == essence(alone)
+    assert display.trained_there == 2 * 39  # all rounds but the first, in which the workers start
+
+
+def test_a_killed_worker_is_replaced_and_changes_nothing(
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    display = Watch(monkeypatch, kill=(3, 20))
+    fedcluster.run(EXPERIMENT, tmp_path / "run", display=display, workers=2)
+    assert essence(tmp_path / "run") == essence(alone)
+    assert len([said for said in display.said if "a worker died (exit code -9)" in said]) == 2
+
+
+def test_when_all_workers_are_gone_it_goes_on_alone(
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "REPLACEMENTS", 0)
+    display = Watch(monkeypatch, kill=(5, 6))
+    fedcluster.run(EXPERIMENT, tmp_path / "run", display=display, workers=2)
+    assert essence(tmp_path / "run") == essence(alone)
+    assert "going on with 0" in display.said[-1]
+
+
+def fails(gradient: object, w: object, received: object) -> None:
+    if os.getpid() != PARENT:
+        raise ValueError("a defect of one's own")
+
+
+PARENT = os.getppid() if os.environ.get("FEDCLUSTER_TEST_PARENT") else os.getpid()
+
+
+def test_a_failure_inside_a_worker_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDCLUSTER_TEST_PARENT", "1")
+    experiment = EXPERIMENT.with_(**{"local.algorithm": fails})
+    with pytest.raises(RuntimeError, match="a defect of one's own"):
+        fedcluster.run(experiment, display=Watch(monkeypatch), workers=2)
+
+
+def test_what_cannot_be_sent_is_trained_here() -> None:
+    experiment = EXPERIMENT.with_(**{"rounds": 1, "local.algorithm": lambda gradient, w, received: None})
+
+    class Remember(Display):
+        said = ""
+
+        def say(self, text: str) -> None:
+            self.said += text
+
+    display = Remember()
+    fedcluster.run(experiment, display=display, workers=2)
+    assert "training in one process" in display.said
