@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import fedcluster
+from fedcluster.allocator import keep_memory
 from fedcluster.errors import FedClusterError
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ def devices_table(portrait: "Portrait") -> "Table":
     sizes, weights = portrait.fleet.sizes, portrait.fleet.weights
     top = portrait.mix.max(axis=1) / portrait.mix.sum(axis=1)
     rows = [
-        [name, f"{column.min():g}", f"{column.mean():.4g}", f"{column.max():g}"]
+        [name, *(f"{value:.4g}" for value in (column.min(), column.mean(), column.max()))]
         for name, column in (("samples", sizes), ("p_k", weights), ("share of the largest class", top))
     ]
     return ruled([f"{len(sizes):,} devices", "least", "mean", "most"], rows)
@@ -288,4 +289,5 @@ def show(table: "Table") -> None:
 
 
 def main() -> None:
+    keep_memory()
     app()

@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedcluster import clusters, fleet, sources
+from fedcluster.allocator import keep_memory
 from fedcluster.display import Display
 from fedcluster.errors import BadExperiment, BadRun, Diverged
 from fedcluster.experiment import Experiment, changes, parse, read
@@ -89,9 +90,9 @@ def compare(
         with tempfile.TemporaryDirectory() as folder:
             return compare(experiment, methods, seeds, lr, target, folder, True, workers, progress)
     out = Path(out)
-    claim(out, experiment, resume)
     everyone = fleet.build(experiment.fleet, sources.open_dataset(experiment.data.name), experiment.seed)
     count = clusters.build(experiment.clusters, everyone, experiment.seed).count
+    claim(out, experiment, resume)
     remarks: list[str] = []
     rates = {method: experiment.local.lr * (count if method == "fedavg" and lr == "paper" else 1) for method in methods}
     if lr == "tuned":
@@ -186,9 +187,7 @@ def run_all(
             results[job.name] = run_one(job, out, Counting(lambda n, before=before: progress(before + n, total)))  # type: ignore[misc]
         return results
     context = get_context("spawn")
-    with ProcessPoolExecutor(
-        workers, context, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)
-    ) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=enlist) as pool:
         pending: dict[Future[list[Line] | Diverged], str] = {pool.submit(run_one, job, out): job.name for job in jobs}
         try:
             while pending:
@@ -201,6 +200,12 @@ def run_all(
                 process.terminate()
             raise
     return results
+
+
+def enlist() -> None:
+    """A process of the pool ends when it is told to, without a word: its runs can be resumed."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    keep_memory()
 
 
 def rounds_done(folder: Path) -> int:

@@ -10,6 +10,7 @@ model.safetensors  the final W; its presence says that the run is finished
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Folder:
         if self.begun and not resume:
             raise BadRun(f"{path} already holds a run: continue it with --resume, or choose another folder with --out")
         try:
+            self.made = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             self.lock = FileLock(path / ".lock")
             self.lock.acquire(timeout=0)
@@ -42,12 +44,13 @@ class Folder:
         except OSError as error:
             raise BadRun(f"cannot write to {path} ({error.strerror}): choose another folder with --out") from None
         try:
-            self.open()
+            self.check()
         except BaseException:
             self.close()
             raise
 
-    def open(self) -> None:
+    def check(self) -> None:
+        """A run is continued only by the experiment that it began with."""
         if self.begun:
             stored = parse(read(self.path / "experiment.toml"), str(self.path / "experiment.toml"))
             changed = changes(stored, self.experiment.to_dict())
@@ -56,17 +59,15 @@ class Folder:
                     f"{self.path} holds a run of another experiment, which differs in {', '.join(changed)}: "
                     "resume it with the experiment it began with, or choose another --out"
                 )
-        for torn in [*self.path.glob(".*.tmp"), *self.path.glob("checkpoint/.*.tmp")]:
-            torn.unlink(missing_ok=True)
-        if not self.begun:
-            write_atomically(self.path / "experiment.toml", self.experiment.to_toml())
 
     @property
     def finished(self) -> bool:
         return (self.path / "model.safetensors").exists()
 
-    def facts(self, facts: dict[str, Any]) -> None:
-        """Note what this run stands on, or make sure that a resumed one stands on the same."""
+    def begin(self, facts: dict[str, Any]) -> None:
+        """Note what this run is and stands on, or make sure that a resumed one stands on the same."""
+        for torn in [*self.path.glob(".*.tmp"), *self.path.glob("checkpoint/.*.tmp")]:
+            torn.unlink(missing_ok=True)
         path = self.path / "run.json"
         try:
             stored = json.loads(path.read_bytes())["fingerprints"] if path.exists() else None
@@ -79,6 +80,7 @@ class Folder:
                 "same name: put the old files back, or choose another --out"
             )
         write_atomically(path, json.dumps(facts, indent=2) + "\n")
+        write_atomically(self.path / "experiment.toml", self.experiment.to_toml())
 
     def restore(
         self, start: State, devices: int, cycles: int, display: Display
@@ -102,7 +104,13 @@ class Folder:
         write_atomically(self.path / name, content)
 
     def close(self) -> None:
+        """Let others in; a folder in which nothing came to be is not left behind."""
         self.lock.release()
+        if not (self.path / "experiment.toml").exists():
+            (self.path / ".lock").unlink(missing_ok=True)
+            if self.made:
+                with suppress(OSError):
+                    self.path.rmdir()
 
 
 def fresh(name: str) -> Path:

@@ -68,8 +68,8 @@ def table(path: Path, header: list[str], rows: list[list[Any]]) -> None:
 
 
 def picture(portrait: Portrait, path: Path) -> None:
-    """Class mix of devices, class mix of clusters, and the weights p_k and q_K."""
-    figure, (left, middle, right) = canvas(3, 13, 4.2)
+    """Class mix of devices and of clusters, and the weights p_k and q_K."""
+    figure, (left, middle, sizes, right) = canvas(4, 16, 4.2)
     everyone, groups = portrait.fleet, portrait.clusters
     shown = np.linspace(0, len(everyone) - 1, min(SHOWN, len(everyone))).astype(int)
     shown = shown[np.argsort(everyone.major_class[shown], kind="stable")]
@@ -77,6 +77,9 @@ def picture(portrait: Portrait, path: Path) -> None:
     left.set(title="devices, by major class", xlabel="class", ylabel=f"{len(shown):,} of {len(everyone):,} devices")
     heat(middle, portrait.cluster_mix(), "share of the cluster's samples")
     middle.set(title="clusters", xlabel="class", ylabel="cluster")
+    sizes.hist(everyone.weights, bins=min(40, max(1, len(np.unique(everyone.sizes)))), color="#0072B2")
+    sizes.axvline(1 / len(everyone), color="#5A5A5A", lw=1, ls="--")
+    sizes.set(title="weight of each device", xlabel="$p_k$ (dashed: equal weights)", ylabel="devices")
     right.bar(range(groups.count), groups.weights(everyone), color="#0072B2")
     right.axhline(1 / groups.count, color="#5A5A5A", lw=1, ls="--")
     right.set(title="weight of each cluster", xlabel="cluster", ylabel="$q_K$ (dashed: equal weights)")

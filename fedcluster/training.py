@@ -71,7 +71,7 @@ def begin(setup: Setup, folder: Folder | None, display: Display) -> tuple[Record
     if folder is None:
         display.begin(rounds, cycles, done=0)
         return Recorder(None, display, Ledger(setup.devices)), setup.start
-    folder.facts(facts(setup))
+    folder.begin(facts(setup))
     state, ledger, seconds, history, turns = folder.restore(setup.start, setup.devices, cycles, display)
     if folder.begun:
         display.say(f"resuming {folder.path} after {state.round} of {rounds} rounds")

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch import multiprocessing as mp
 
 from fedcluster.accept import Update
+from fedcluster.allocator import keep_memory
 from fedcluster.dataset import Dataset
 from fedcluster.display import Display
 from fedcluster.errors import FedClusterError
@@ -154,6 +155,7 @@ def work(
 ) -> None:
     """The life of a worker: until the line is closed, train a device and leave its update in the slot given."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_memory()
     torch.set_num_threads(1)
     try:
         from fedcluster.prepare import executor_of
