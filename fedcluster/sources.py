@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
+from importlib.metadata import version
 from logging import CRITICAL
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def open_dataset(name: Any, say: Say = print) -> Dataset:
     if not isinstance(name, str):
         raise BadData(f"data.name must be a name, a path, a function or a Dataset, not {type(name).__name__}")
     if name == "digits":
-        return digits()
+        return Dataset(**cached(f"digits {version('scikit-learn')}", digits, say), name="digits")
     path = Path(name).expanduser()
     if path.suffix == ".npz":
         return Dataset(**read_npz(path), name=path.name)
@@ -59,13 +60,12 @@ def checked(dataset: Any, name: str) -> Dataset:
     return dataset
 
 
-def digits() -> Dataset:
+def digits() -> Arrays:
     """The 1797 8x8 digits of scikit-learn, a fifth of them held out: needs no network."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    arrays = hold_out({"x_train": (x / 16).reshape(-1, 1, 8, 8), "y_train": y})
-    return Dataset(**arrays, name="digits")
+    return hold_out({"x_train": (x / 16).reshape(-1, 1, 8, 8), "y_train": y})
 
 
 def hold_out(arrays: Arrays) -> Arrays:

@@ -13,11 +13,12 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Here = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """No test sees, or leaves anything in, the user's caches."""
-    monkeypatch.setenv("FEDCLUSTER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ |= {"FEDCLUSTER_CACHE": str(folder), "HF_HOME": str(folder / "huggingface")}
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -118,7 +118,8 @@ def test_pictures_of_unequal_size_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """$FEDCLUSTER_DATA with a tiny mnist in the layout of the hub."""
+    """$FEDCLUSTER_DATA with a tiny mnist in the layout of the hub, and a cache that knows nothing of it."""
+    monkeypatch.setenv("FEDCLUSTER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FEDCLUSTER_DATA", str(tmp_path / "data"))
     (tmp_path / "data" / "mnist").mkdir(parents=True)
     for split, n in (("train", 20), ("test", 10)):
@@ -129,7 +130,7 @@ def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_known_name_is_found_in_the_data_folder_and_decoded_once(
-    small_mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_mnist: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = open_dataset("mnist")
     assert (first.shape, len(first.y_train), len(first.y_test)) == ((1, 28, 28), 20, 10)

@@ -1,0 +1,65 @@
+"""Layers of AlexNet, the same functions as torch's own, arranged so that a CPU core runs them well.
+
+All of them keep the channels of a pixel together in memory (channels last), where torch's pooling is twenty times
+faster; torch's own normalisation costs as much as the convolutions, this one a twentieth.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+RADIUS, ALPHA, BETA = 4, 0.001, 0.75  # of the normalisation, over 2 RADIUS + 1 channels
+
+
+def convolve_input(x: Tensor, layer: nn.Conv2d) -> Tensor:
+    """A convolution over few channels, whose input needs no gradient, as one matrix product over its patches."""
+    (kernel, _), (pad, _) = layer.kernel_size, layer.padding
+    n, _, height, width = x.shape
+    patches = F.pad(x, (pad, pad, pad, pad)).unfold(2, kernel, 1).unfold(3, kernel, 1)
+    rows = patches.permute(0, 2, 3, 1, 4, 5).reshape(n * height * width, -1)
+    return F.linear(rows, layer.weight.flatten(1), layer.bias).view(n, height, width, -1).permute(0, 3, 1, 2)
+
+
+def pool_same(x: Tensor) -> Tensor:
+    """Max-pooling 3x3 with stride 2 that gives ceil(size / 2), as the frameworks of the time padded it: on both
+    sides of an odd size, on the far side of an even one."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    return F.max_pool2d(x, 3, stride=2, padding=(x.shape[2] % 2, x.shape[3] % 2), ceil_mode=True)
+
+
+def normalise(x: Tensor) -> Tensor:
+    """Local response normalisation over channels (Krizhevsky et al. 2012)."""
+    n, channels, height, width = x.shape
+    rows = x.permute(0, 2, 3, 1).reshape(-1, channels)
+    y: Tensor = Normalise.apply(rows, band(channels, x))  # type: ignore[no-untyped-call]
+    return y.view(n, height, width, channels).permute(0, 3, 1, 2)
+
+
+def band(channels: int, like: Tensor) -> Tensor:
+    """B with ones where two channels are neighbours: x^2 B sums squares over neighbourhoods."""
+    position = torch.arange(channels, device=like.device)
+    return ((position[:, None] - position).abs() <= RADIUS).to(like.dtype)
+
+
+class Normalise(torch.autograd.Function):
+    """On rows x of channels, with a = ALPHA / (2 RADIUS + 1):
+
+    s = 1 + a x^2 B,   y = x s^-BETA
+    dx = dy s^-BETA - 2 a BETA x (dy x s^(-BETA - 1)) B
+    """
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, band: Tensor) -> Tensor:  # type: ignore[override]
+        root = torch.addmm(torch.ones((), device=x.device), x * x, band, alpha=ALPHA / (2 * RADIUS + 1)).rsqrt()
+        scale = root * root.sqrt()  # s^-0.75, without the slow power
+        context.save_for_backward(x, band, root, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        x, band, root, scale = context.saved_tensors
+        direct = gradient * scale
+        around = torch.mm(direct * x * root * root, band)
+        return torch.addcmul(direct, x, around, value=-2 * BETA * ALPHA / (2 * RADIUS + 1)), None
