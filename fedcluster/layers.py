@@ -14,8 +14,8 @@ RADIUS, ALPHA, BETA = 4, 0.001, 0.75  # of the normalisation, over 2 RADIUS + 1 
 
 
 def convolve_input(x: Tensor, layer: nn.Conv2d) -> Tensor:
-    """A convolution over few channels, whose input needs no gradient, as one matrix product over its patches."""
-    (kernel, _), (pad, _) = layer.kernel_size, layer.padding
+    """A convolution "same" over few channels, whose input needs no gradient, as one product over its patches."""
+    kernel, pad = layer.kernel_size[0], layer.kernel_size[0] // 2
     n, _, height, width = x.shape
     patches = F.pad(x, (pad, pad, pad, pad)).unfold(2, kernel, 1).unfold(3, kernel, 1)
     rows = patches.permute(0, 2, 3, 1, 4, 5).reshape(n * height * width, -1)
@@ -51,14 +51,14 @@ class Normalise(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context: Any, x: Tensor, band: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(context: Any, x: Tensor, band: Tensor) -> Tensor:
         root = torch.addmm(torch.ones((), device=x.device), x * x, band, alpha=ALPHA / (2 * RADIUS + 1)).rsqrt()
         scale = root * root.sqrt()  # s^-0.75, without the slow power
         context.save_for_backward(x, band, root, scale)
         return x * scale
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         x, band, root, scale = context.saved_tensors
         direct = gradient * scale
         around = torch.mm(direct * x * root * root, band)
