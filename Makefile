@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format bench bench-scale clean
 
 demo: .venv/ready
 	$(BIN)/fedcluster compare
@@ -18,6 +18,13 @@ format: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# hours of both cores, with nothing else running: see benchmarks/bench.py
+bench: .venv/ready
+	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+bench-scale: .venv/ready
+	$(BIN)/python benchmarks/scale.py
+
 # torch first and alone: the pinned version has a small CPU build
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcluster needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -27,4 +34,4 @@ format: .venv/ready
 	touch .venv/ready
 
 clean:
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .bench runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

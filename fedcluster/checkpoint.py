@@ -80,7 +80,7 @@ def restore(path: Path, start: State, devices: int, cycles: int) -> tuple[State,
         parts = load(tensors)
     except SafetensorError as error:
         raise ValueError(f"unreadable ({error})") from None
-    if position.cycle >= cycles or set(position.counts) != set(COUNTS) or parts.keys() != {"model", "ledger"}:
+    if position.cycle > cycles or set(position.counts) != set(COUNTS) or parts.keys() != {"model", "ledger"}:
         raise ValueError("not of this experiment")
     model, book = parts["model"], parts["ledger"]
     if model.shape != start.model.shape or model.dtype != start.model.dtype or not torch.isfinite(model).all():

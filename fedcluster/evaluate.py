@@ -9,7 +9,7 @@ from fedcluster.fleet import Fleet
 from fedcluster.learner import Learner
 
 SAMPLE = 2000  # rows of the pooled training data; all of them when there are fewer
-CHUNK = 500
+CHUNK = 250  # rows at a time, so that activations stay small
 
 
 class Evaluator:

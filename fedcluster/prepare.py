@@ -79,7 +79,7 @@ def spread(setup: Setup, workers: int, display: Display) -> Setup:
     experiment, here = setup.experiment, setup.executor
     most = max(len(cycle.cohort) for cycle in setup.schedule.round(0))
     count = min(workers, most)
-    if count < 2 or not isinstance(here, InProcess):
+    if count < 2 or not isinstance(here, InProcess) or here.learner.device.type != "cpu":
         return setup
     if not sendable(experiment):
         display.say("training in one process: a function of the experiment cannot be imported by another")

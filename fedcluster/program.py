@@ -60,7 +60,7 @@ def straight_line(
         return None
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     fixed = dict(zip(inputs, weights.values(), strict=False))
-    fold(traced, fixed, rows=len(y))
+    fold(traced, fixed, rows=len(y), device=x.device)
     graph.eliminate_dead_code()
     place(traced, [gradients[name] for name in names])
     for node in inputs[: len(names)]:
@@ -78,7 +78,7 @@ def unsteady(operation: Any) -> bool:
     return operation._schema.is_mutable or torch.Tag.nondeterministic_seeded in operation.tags
 
 
-def fold(root: fx.GraphModule, fixed: dict[fx.Node, Tensor], rows: int) -> None:
+def fold(root: fx.GraphModule, fixed: dict[fx.Node, Tensor], rows: int, device: torch.device) -> None:
     """Take views of parameters once; see through copies that copy nothing; drop the value of the loss."""
 
     graph = root.graph
@@ -101,11 +101,11 @@ def fold(root: fx.GraphModule, fixed: dict[fx.Node, Tensor], rows: int) -> None:
         elif node.target == aten.t.default and getattr(node.args[0], "target", None) == aten.t.default:
             node.replace_all_uses_with(node.args[0].args[0])
         elif node.target == aten.ones_like.default:
-            constant(node, torch.ones(()))
+            constant(node, torch.ones((), device=device))
         elif node.target == aten.nll_loss_forward.default:
             for part in list(node.users):
                 if part.args[1] == 1:  # the total weight: one for each row
-                    constant(part, torch.tensor(float(rows)))
+                    constant(part, torch.tensor(float(rows), device=device))
 
 
 def place(root: fx.GraphModule, gradients: list[Tensor]) -> None:

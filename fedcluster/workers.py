@@ -70,6 +70,14 @@ class Workers:
         theirs.close()
         self.workers.append(Worker(process, ours))
 
+    def muster(self) -> None:
+        """Start everyone and wait until all are ready: for measurements, which are not about starting."""
+        while self.to_start:
+            self.to_start -= 1
+            self.start()
+        while not all(worker.ready for worker in self.workers):
+            self.listen(set())
+
     def train(self, cycle: Cycle, received: Message) -> Iterator[Update]:
         began = time.perf_counter()
         self.cycles -= 1

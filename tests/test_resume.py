@@ -144,6 +144,24 @@ def test_stopped_inside_a_round_and_resumed(whole: Path, stopped: Path) -> None:
     assert any("resuming" in said and "after 4 of 6 rounds" in said for said in display.said)
 
 
+def test_stopped_between_the_last_cycle_and_the_evaluation(
+    whole: Path, tmp_path: Path, save_always: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(record.Recorder, "round", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fedcluster.run(EXPERIMENT, tmp_path / "run", display=Display())
+    assert checkpoint.names(tmp_path / "run" / "checkpoint")[0].stem == "00000000-000004"
+    display = Remember()
+    fedcluster.run(EXPERIMENT, tmp_path / "run", resume=True, display=display)
+    assert essence(tmp_path / "run") == essence(whole)
+    assert not any("going back" in said for said in display.said)
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
     "damage", ["tensors torn", "tensors altered", "position altered", "position torn", "tensors gone"]
 )

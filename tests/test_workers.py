@@ -60,8 +60,7 @@ class Watch(Display):
 
     def round(self, line: dict[str, Any]) -> None:
         (crew,) = self.crew
-        while not all(worker.ready for worker in crew.workers):
-            crew.listen(set())
+        crew.muster()
         if line["round"] in self.kill:
             os.kill(crew.workers[0].process.pid, signal.SIGKILL)
 

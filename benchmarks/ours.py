@@ -1,0 +1,51 @@
+"""The same work by fedcluster: a round of ten cycles of ten devices, in one process a core."""
+
+import argparse
+import json
+
+from fedcluster.allocator import keep_memory
+from fedcluster.display import Display
+from fedcluster.experiment import Experiment
+from fedcluster.ledger import Ledger
+from fedcluster.prepare import prepare, spread
+from fedcluster.record import Recorder
+from fedcluster.training import repeatable, train
+from fedcluster.workers import Workers, cores
+
+WARM_UP = 1  # round in which workers trace their gradients
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=["mlp", "alexnet"], required=True)
+    parser.add_argument("--rounds", type=int, required=True, help="rounds trained; the first is not timed")
+    parser.add_argument("--data", help="not used: mnist comes from $FEDCLUSTER_DATA or the hub")
+    parser.add_argument("--clusters", type=int, default=10)
+    arguments = parser.parse_args()
+    keep_memory()
+    experiment = Experiment(
+        rounds=arguments.rounds,
+        data={"name": "mnist"},
+        clusters={"count": arguments.clusters},
+        model={"name": arguments.model},
+        local={"lr": 0.05},
+    )
+    with repeatable():
+        setup = spread(prepare(experiment, Display()), cores(), Display())
+        if isinstance(setup.executor, Workers):
+            setup.executor.muster()
+        recorder = Recorder(None, Display(), Ledger(setup.devices))
+        train(setup, recorder, setup.start)
+        setup.executor.close()
+    line = {
+        "name": "fedcluster",
+        "model": arguments.model,
+        "seconds": [round(line["seconds"], 4) for line in recorder.history[WARM_UP:]],
+        "accuracy": recorder.history[-1]["test_accuracy"],
+        "rounds": arguments.rounds,
+    }
+    print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()

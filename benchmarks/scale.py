@@ -1,0 +1,61 @@
+"""Cost against the size of the fleet, at a fixed cohort of a hundred devices a round: it should hardly grow.
+
+make bench-scale
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+HERE = Path(__file__).parent
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+
+
+def memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def one(devices: int) -> None:
+    """In a process of its own, so that memory can be told apart."""
+    import fedcluster
+    from fedcluster import prepare, sources
+    from fedcluster.allocator import keep_memory
+    from fedcluster.display import Display
+
+    keep_memory()
+    sources.open_dataset("digits")
+    base = memory()
+    experiment = fedcluster.Experiment(
+        rounds=8, fleet={"devices": devices}, clusters={"participation": 100 / devices}, model={"name": "mlp"}
+    )
+    began = time.perf_counter()
+    prepare.prepare(experiment, Display())
+    start_up = time.perf_counter() - began
+    history = fedcluster.run(experiment, display=Display()).history
+    seconds = median(line["seconds"] for line in history[3:])
+    print(json.dumps({"devices": devices, "start_up": start_up, "megabytes": memory() - base, "seconds": seconds}))
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        one(int(sys.argv[1]))
+        return
+    lines = ["| devices | start-up, s | memory beyond the data, MB | seconds a round |", "| --- | --- | --- | --- |"]
+    results = []
+    for devices in SIZES:
+        done = subprocess.run([sys.executable, __file__, str(devices)], capture_output=True, text=True, check=True)
+        results.append(json.loads(done.stdout.splitlines()[-1]))
+        r = results[-1]
+        lines.append(f"| {devices:,} | {r['start_up']:.2f} | {r['megabytes']:.0f} | {r['seconds']:.2f} |")
+        print(lines[-1], file=sys.stderr)
+    (HERE / "results" / "scale.json").write_text(json.dumps(results, indent=1) + "\n")
+    (HERE / "results" / "scale.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
