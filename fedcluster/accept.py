@@ -9,6 +9,9 @@ from torch import Tensor
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message
 
+ELSEWHERE: Message = {}
+"""In place of the message of a device that another rank has trained, and has accepted or refused."""
+
 
 @dataclass(frozen=True, eq=False)
 class Update:
@@ -22,7 +25,7 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class Accepted:
-    """A message fit for aggregation, with the device's weight as the server knows it."""
+    """A message fit for aggregation, with the device's share of the cohort's weight as the server knows it."""
 
     device: int
     weight: float
@@ -34,15 +37,18 @@ def accept(
 ) -> Iterator[Accepted]:
     """Let through what is finite, of the names, shapes and types of `form`, from a member of this cohort,
     for this cycle, once. Everything else goes to `refuse` with the reason."""
-    waiting = dict(zip(cycle.cohort.tolist(), cycle.weights.tolist(), strict=True))
+    shares = cycle.weights / cycle.weights.sum()
+    members = dict(zip(cycle.cohort.tolist(), shares.tolist(), strict=True))
     done: set[int] = set()
     for update in updates:
-        reason = fault(update, cycle, waiting, done) or misfit(update.message, form)
+        if update.message is ELSEWHERE:
+            continue
+        reason = fault(update, cycle, members, done) or misfit(update.message, form)
         if reason:
             refuse(update, reason)
             continue
         done.add(update.device)
-        yield Accepted(update.device, waiting[update.device], update.message)
+        yield Accepted(update.device, members[update.device], update.message)
 
 
 def fault(update: Update, cycle: Cycle, members: dict[int, float], done: set[int]) -> str | None:

@@ -2,22 +2,33 @@
 
     W = sum_k p_k w_k / sum_k p_k
 
-The weights are renormalised by the total of those that came back. The sum runs in float64 in the order in
-which updates arrive, which is the cohort's, and holds one vector, whatever the size of the cohort.
+The weights are renormalised by the total of those that came back. Each p_k w_k is rounded to a multiple of 2^-40,
+far below what float32 can hold of a weight; sums of such numbers are exact in float64 (below 2^13, beyond which no
+trained weight lies), so that their order, and with it who computed what, cannot change the result. One vector is
+held, whatever the size of the cohort; under torchrun one reduction of it adds what the other ranks have.
 """
 
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch import distributed as ranks
+
+from fedcluster.errors import LostRank
+
+GRID = 1.5 * 2.0**12  # added to a float64 below 2^12, it leaves no room for bits below 2^-40
 
 
-def average(weighted: Iterable[tuple[float, Tensor]]) -> Tensor | None:
-    """The average of (weight, vector) pairs, or None when there are none."""
-    total, weights = None, 0.0
+def average(weighted: Iterable[tuple[float, Tensor]], like: Tensor) -> Tensor | None:
+    """The average of (weight, vector) pairs, vectors as long as `like`; None when there are none anywhere."""
+    total = torch.zeros(len(like) + 1, dtype=torch.float64, device=like.device)
     for weight, vector in weighted:
-        if total is None:
-            total = torch.zeros_like(vector, dtype=torch.float64)
-        total.add_(vector.double(), alpha=weight)
-        weights += weight
-    return None if total is None else total.div_(weights).to(torch.float32)
+        total[:-1].add_(vector.double().mul_(weight).add_(GRID).sub_(GRID))
+        total[-1] += weight + GRID - GRID
+    if ranks.is_initialized():
+        try:
+            ranks.all_reduce(total)
+        except RuntimeError as error:
+            raise LostRank(f"another rank is gone ({str(error).splitlines()[0][:120]}); see its own output") from None
+    share = float(total[-1])
+    return total[:-1].div_(share).to(torch.float32) if share > 0 else None

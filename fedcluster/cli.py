@@ -23,7 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Federated learning in which clusters of devices take turns within every round.",
     epilog="Exit codes: 0 done, 2 bad experiment or usage, 3 missing or bad data, 4 training diverged, "
-    "5 output folder refused, 6 message budget exceeded, 130 interrupted.",
+    "5 output folder refused, 6 message budget exceeded, 7 a torchrun rank lost, "
+    "130 interrupted.",
 )
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", show_default=False)]
@@ -87,6 +88,8 @@ def run(
         if out is None and resume:
             raise typer.BadParameter("--resume needs --out, the folder to go on in")
         result = training.run(described, out or fresh(experiment.stem), resume, workers=workers or cores())
+        if result.out is None:
+            return  # torchrun's other ranks
         last = result.history[-1]
         typer.echo(
             f"training loss {last['train_loss']:.4f}, test accuracy {last['test_accuracy']:.2%} after "

@@ -35,3 +35,9 @@ class BudgetExceeded(FedClusterError):
     """A device would download or upload more than once in a round."""
 
     exit_code = 6
+
+
+class LostRank(FedClusterError):
+    """Under torchrun, another process of the run has ended; with --max-restarts all begin again where it was."""
+
+    exit_code = 7

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcluster.accept import Update
+from fedcluster.accept import ELSEWHERE, Update
 from fedcluster.errors import BudgetExceeded
 from fedcluster.fleet import Ints
+from fedcluster.ranks import everywhere
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message
 
@@ -35,7 +36,7 @@ class Ledger:
         self.counts["downloads"] += len(cycle.cohort)
         self.counts["bytes_down"] += len(cycle.cohort) * size(message)
 
-    def receive(self, updates: Iterable[Update], cycle: Cycle) -> Iterator[Update]:
+    def receive(self, updates: Iterable[Update], cycle: Cycle, form: Message) -> Iterator[Update]:
         """Devices upload, one after the other. Strangers and repeats are not on the books: accept refuses them."""
         waiting = set(cycle.cohort.tolist()) if len(self.uploads) else set()
         for update in updates:
@@ -45,17 +46,17 @@ class Ledger:
                 self.uploads[update.device] += 1
                 self.counts["uploads"] += 1
                 self.counts["device_updates"] += 1
-                self.counts["bytes_up"] += size(update.message)
+                self.counts["bytes_up"] += size(form if update.message is ELSEWHERE else update.message)
             yield update
 
     def refuse(self, update: Update, reason: str) -> None:
         """An update that accept turned away; the reasons of a cycle are kept until it is closed."""
-        self.counts["refused"] += 1
         self.refusals.append((update.device, reason))
 
     def close(self, changed: bool) -> list[tuple[int, str]]:
         """The cycle is over: count its aggregation if it changed the model, and hand over its refusals."""
         self.counts["aggregations"] += bool(len(self.downloads)) and changed
+        self.counts["refused"] += everywhere(len(self.refusals))
         refusals, self.refusals = self.refusals, []
         return refusals
 

@@ -16,6 +16,7 @@ from fedcluster.evaluate import Evaluator
 from fedcluster.executor import Executor, InProcess
 from fedcluster.experiment import Experiment, Local
 from fedcluster.learner import Learner
+from fedcluster.ranks import Ranks, among_ranks
 from fedcluster.schedule import Schedule
 from fedcluster.state import State
 from fedcluster.workers import Workers, sendable
@@ -75,8 +76,10 @@ def executor_of(experiment: Experiment, dataset: Dataset) -> InProcess:
 
 
 def spread(setup: Setup, workers: int, display: Display) -> Setup:
-    """Let several processes train the cohorts, where there is something to share out."""
+    """Let several processes train the cohorts, where there is something to share out: torchrun's, or our own."""
     experiment, here = setup.experiment, setup.executor
+    if among_ranks() and isinstance(here, InProcess):
+        return replace(setup, executor=Ranks(here))
     most = max(len(cycle.cohort) for cycle in setup.schedule.round(0))
     count = min(workers, most)
     if count < 2 or not isinstance(here, InProcess) or here.learner.device.type != "cpu":

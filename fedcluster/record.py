@@ -40,6 +40,7 @@ class Recorder:
         before: float = self.rounds.lines[-1]["elapsed"] if self.rounds.lines else 0.0
         self.mark = self.saved = time.perf_counter()
         self.began = self.mark - before
+        self.refused = ledger.counts["refused"]
 
     @property
     def history(self) -> list[Line]:
@@ -49,6 +50,8 @@ class Recorder:
         spent = time.perf_counter() - self.mark
         self.seconds += spent
         refusals = self.ledger.close(changed)
+        number = self.ledger.counts["refused"] - self.refused  # here and elsewhere; why is known only here
+        self.refused += number
         for device, reason in refusals[:3]:
             self.display.say(f"round {cycle.round + 1}: refused the update of device {device} ({reason})")
         if len(refusals) > 3:
@@ -60,7 +63,8 @@ class Recorder:
                 "cluster": cycle.cluster,
                 "cohort": cycle.cohort.tolist(),
                 "changed": changed,
-                "refused": refusals,
+                "refused": number,
+                "reasons": refusals,
                 "seconds": spent,
             }
         )

@@ -23,6 +23,7 @@ from fedcluster.folder import Folder
 from fedcluster.ledger import Ledger
 from fedcluster.plots import curves
 from fedcluster.prepare import Setup, prepare, spread
+from fedcluster.ranks import agree, everywhere, joined, leading, restarted
 from fedcluster.record import Line, Recorder, read_lines
 from fedcluster.state import State
 
@@ -46,18 +47,18 @@ def run(
 ) -> Result:
     """Train. With `out`, everything is written there, and `resume` goes on where an earlier run stopped.
     `workers` processes share the work; their number changes nothing but the time."""
-    display = display or suited()
-    folder = Folder(Path(out), experiment, resume) if out is not None else None
-    with closing(folder) if folder else nullcontext(), repeatable(), display:
+    display = (display or suited()) if leading() else Display()
+    folder = Folder(Path(out), experiment, resume or restarted()) if out is not None and leading() else None
+    with closing(folder) if folder else nullcontext(), repeatable(), display, joined(device):
         setup = prepare(experiment, display, device)
-        if folder and folder.finished:
-            display.say(f"{folder.path} is finished: nothing to do")
-            return finished(folder, setup)
+        if everywhere(folder is not None and folder.finished):
+            display.say(f"{out} is finished: nothing to do")
+            return finished(folder, setup) if folder else Result([], setup.learner.module)
         display.announce(banner(setup))
         setup = spread(setup, workers, display)
         recorder, state = begin(setup, folder, display)
         with closing(setup.executor), closing(recorder):
-            state = train(setup, recorder, state)
+            state = train(setup, recorder, agree(state))
             recorder.save(state, now=True)
         if folder:
             finish(folder, setup, state, recorder.history)
@@ -86,15 +87,16 @@ def train(setup: Setup, recorder: Recorder, state: State) -> State:
         for cycle in setup.schedule.round(j)[state.cycle :]:
             sent = setup.algorithm.broadcast(state)
             ledger.send(cycle, sent)
-            uploads = ledger.receive(setup.executor.train(cycle, sent), cycle)
+            uploads = ledger.receive(setup.executor.train(cycle, sent), cycle, form=sent)
             updates = accept(uploads, cycle, sent, ledger.refuse)
             before, state = state, setup.algorithm.combine(state, updates)  # W_{jM+K} -> W_{jM+K+1}
             state = replace(state, cycle=cycle.cycle + 1)
             recorder.cycle(cycle, state, changed=state.model is not before.model)
         state = replace(state, round=j + 1, cycle=0)
-        scores = setup.evaluate(state.model)
-        check_finite(setup, recorder, j, scores)
-        recorder.round(state, scores)
+        if leading():
+            scores = setup.evaluate(state.model)
+            check_finite(setup, recorder, j, scores)
+            recorder.round(state, scores)
     return state
 
 

@@ -46,7 +46,7 @@ def test_bad_updates_are_refused_with_a_reason(bad: Update, reason: str) -> None
     refused: list[str] = []
     accepted = list(accept([bad, update(5)], CYCLE, FORM, lambda _, why: refused.append(why)))
     assert [a.device for a in accepted] == [5]
-    assert accepted[0].weight == 0.2
+    assert accepted[0].weight == pytest.approx(0.2 / 0.6)
     assert len(refused) == 1
     assert reason in refused[0]
 
@@ -110,7 +110,7 @@ def test_the_model_is_the_average_of_those_who_are_left() -> None:
     assert counts["refused"] == 2 * (3 * 2 + 5)  # a round: three times nonsense and a stranger, five times twice
     assert counts["downloads"] == 20
     assert counts["uploads"] == 2 * 8
-    reasons = {why for turn in recorder.cycles.lines for _, why in turn["refused"]}
+    reasons = {why for turn in recorder.cycles.lines for _, why in turn["reasons"]}
     assert reasons == {"model: not finite", "not of this cohort", "a second time"}
 
 
@@ -134,12 +134,12 @@ def test_a_round_of_nonsense_ends_the_run() -> None:
 def test_the_ledger_refuses_a_second_download_or_upload() -> None:
     ledger = Ledger(10)
     ledger.send(CYCLE, FORM)
-    list(ledger.receive([update(5)], CYCLE))
+    list(ledger.receive([update(5)], CYCLE, FORM))
     later = Cycle(4, 2, 1, np.array([5, 8]), np.array([0.1, 0.1]))
     with pytest.raises(BudgetExceeded, match="device 5 would download a second time in round 5"):
         ledger.send(later, FORM)
     with pytest.raises(BudgetExceeded, match="device 5 would upload a second time"):
-        list(ledger.receive([update(5, cycle=2)], later))
+        list(ledger.receive([update(5, cycle=2)], later, FORM))
     ledger.send(Cycle(5, 0, 1, np.array([5]), np.array([0.1])), FORM)
     assert ledger.downloads[5] == 2
     assert ledger.counts["bytes_down"] == 4 * 12

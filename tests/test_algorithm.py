@@ -68,7 +68,8 @@ def test_agrees_with_numpy(algorithm: str, optimizer: str, clusters: list[list[i
 
 
 def fedavg(setup: prepare.Setup, rounds: int, devices: int, steps: int, batch: int, lr: float) -> list[torch.Tensor]:
-    """FedAvg as one would write it by hand: modules, torch.optim and a weighted average."""
+    """FedAvg as one would write it by hand: modules, torch.optim and a weighted average, its terms rounded to
+    2^-40 as `aggregate` has it."""
     dataset, fleet, model = setup.dataset, setup.fleet, deepcopy(setup.learner.module)
     with torch.no_grad():
         for p in model.parameters():
@@ -87,11 +88,12 @@ def fedavg(setup: prepare.Setup, rounds: int, devices: int, steps: int, batch: i
                 optimizer.zero_grad()
                 F.cross_entropy(local(dataset.x_train[index]), dataset.y_train[index]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
+            share = fleet.weights[k] / fleet.weights[cohort].sum()
             for sum_, p in zip(total, local.parameters(), strict=True):
-                sum_.add_(p.detach(), alpha=fleet.weights[k])
+                sum_.add_(torch.round(p.detach().double() * share * 2**40) / 2**40)
         with torch.no_grad():
             for p, sum_ in zip(model.parameters(), total, strict=True):
-                p.copy_(sum_ / sum(fleet.weights[cohort].tolist()))
+                p.copy_(sum_ / (devices * round(share * 2**40) / 2**40))
     return [p.detach() for p in model.parameters()]
 
 

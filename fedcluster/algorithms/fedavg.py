@@ -26,5 +26,6 @@ class FedAvg:
         return {"model": descend(learner, received["model"], batches, self.correct)}
 
     def combine(self, state: State, updates: Iterable[Accepted]) -> State:
-        model = average((update.weight, update.message["model"]) for update in updates)
+        weighted = ((update.weight, update.message["model"]) for update in updates)
+        model = average(weighted, like=state.model)
         return state if model is None else replace(state, model=model)
