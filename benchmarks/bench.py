@@ -1,7 +1,7 @@
 """Ours and every rival, interleaved on one machine, several times over: a table, JSON and a picture.
 
     make bench                                   everything
-    make bench ARGS="--models mlp --only torch,jax"    a part of it
+    make bench ARGS="--models mlp --only torch,pfl"    a part of it
 
 Each rival is a script of our own in `rivals/`, in the best configuration that we found for it, in an environment
 of its own under `.bench/`. Each prints the seconds of its rounds (start-up, warm-up and evaluation left out) and
@@ -27,7 +27,6 @@ RIVALS: dict[str, tuple[str, list[str], tuple[str, ...]]] = {  # environment, sc
     "torch": ("torch", ["bench_torch.py"], ("mlp", "alexnet")),
     "torch-default": ("torch", ["bench_torch.py", "--layout", "default"], ("alexnet",)),
     "vmap": ("torch", ["bench_vmap.py"], ("mlp",)),
-    "jax": ("jax", ["bench_jax.py"], ("mlp",)),
     "pfl": ("pfl", ["bench_pfl.py"], ("mlp", "alexnet")),
     "fedjax": ("fedjax", ["bench_fedjax.py"], ("mlp",)),
     "fedlab": ("fedlab", ["bench_fedlab.py"], ("mlp", "alexnet")),
@@ -38,7 +37,6 @@ LABELS = {
     "torch": "hand-written torch, tuned",
     "torch-default": "hand-written torch, default layout",
     "vmap": "torch vmap",
-    "jax": "hand-written JAX",
     "pfl": "pfl-research",
     "fedjax": "FedJAX",
     "fedlab": "FedLab",
