@@ -40,9 +40,9 @@ def among_ranks() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def restarted() -> bool:
-    """Whether torchrun has started us anew after a rank was lost."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def restarts() -> int:
+    """How often torchrun has started us anew, because a rank was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @contextmanager
@@ -51,7 +51,11 @@ def joined(device: str) -> Iterator[None]:
     if not among_ranks():
         yield
         return
-    distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    store, rank, world = next(distributed.rendezvous("env://"))  # type: ignore[attr-defined]
+    # torchrun's store remembers the rank that was lost: begin on a clean page
+    attempt = distributed.PrefixStore(f"attempt {restarts()}", store)  # type: ignore[attr-defined]
+    backend = "nccl" if device.startswith("cuda") else "gloo"
+    distributed.init_process_group(backend, store=attempt, rank=rank, world_size=world)
     try:
         yield
     finally:

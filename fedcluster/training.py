@@ -23,7 +23,7 @@ from fedcluster.folder import Folder
 from fedcluster.ledger import Ledger
 from fedcluster.plots import curves
 from fedcluster.prepare import Setup, prepare, spread
-from fedcluster.ranks import agree, everywhere, joined, leading, restarted
+from fedcluster.ranks import agree, everywhere, joined, leading, restarts
 from fedcluster.record import Line, Recorder, read_lines
 from fedcluster.state import State
 
@@ -48,7 +48,7 @@ def run(
     """Train. With `out`, everything is written there, and `resume` goes on where an earlier run stopped.
     `workers` processes share the work; their number changes nothing but the time."""
     display = (display or suited()) if leading() else Display()
-    folder = Folder(Path(out), experiment, resume or restarted()) if out is not None and leading() else None
+    folder = Folder(Path(out), experiment, resume or restarts() > 0) if out is not None and leading() else None
     with closing(folder) if folder else nullcontext(), repeatable(), display, joined(device):
         setup = prepare(experiment, display, device)
         if everywhere(folder is not None and folder.finished):
