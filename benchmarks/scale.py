@@ -52,6 +52,7 @@ def main() -> None:
         r = results[-1]
         lines.append(f"| {devices:,} | {r['start_up']:.2f} | {r['megabytes']:.0f} | {r['seconds']:.2f} |")
         print(lines[-1], file=sys.stderr)
+    (HERE / "results").mkdir(exist_ok=True)
     (HERE / "results" / "scale.json").write_text(json.dumps(results, indent=1) + "\n")
     (HERE / "results" / "scale.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
