@@ -2,8 +2,9 @@
 
 Configuration, for 2 cores: FedJAX's "pmap" backend on 2 XLA devices of the host, so that the jitted steps of two
 clients run side by side; --backend jit is its plain backend, one client at a time with XLA's own threads, and was
-slower (mlp and alexnet). FedJAX was last released in 2023 and does not run on today's JAX: 0.7.2 was the fastest of
-0.4.30, 0.4.35, 0.5.3, 0.6.2, 0.7.2, 0.8.3 and 0.10.2, and needs two settings of old that `main` makes.
+slower in runs taken in turn (mlp a little, alexnet more). FedJAX 0.0.17 is the last release and does not run on
+today's JAX (pmap fails on 0.10.2). Of the versions tried, 0.7.2 took the least CPU for a step of alexnet (0.4.35 and
+0.8.3 to 0.10.2 took more) and none was better at mlp. It needs two settings of old: see tree_map and main.
 
 Batches: FedJAX's own shuffled ones (without replacement, reshuffled when used up), exactly 20 of 30. A round is timed
 around one call of the algorithm, until the new parameters are there; the per-client norms that FedJAX always computes

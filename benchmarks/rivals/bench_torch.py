@@ -94,7 +94,7 @@ def compiled(forward: Forward, values: list[Tensor], weights: list[Tensor], x: T
         value.sub_(grad, alpha=RATE)
 
 
-def worker(rank, model, forward, step, data, params, sums, cohort, counter, barrier, rounds) -> None:
+def worker(rank, barrier, model, forward, step, data, params, sums, cohort, counter, rounds) -> None:
     torch.set_num_threads(1)
     x_train, y_train, rows = data
     local, total, generator = torch.empty_like(params), sums[rank], torch.Generator()
@@ -145,9 +145,9 @@ def main() -> None:
     context = mp.get_context("spawn")
     sums, cohort = torch.zeros(WORKERS, len(params)).share_memory_(), torch.zeros(args.cohort, dtype=torch.long)
     data = tuple(t.share_memory_() for t in (x_train, y_train, rows.long()))
-    counter, barrier = context.Value("i", 0), context.Barrier(WORKERS + 1)
-    shared = (args.model, forward, step, data, params.share_memory_(), sums, cohort.share_memory_(), counter, barrier)
-    workers = mp.start_processes(worker, (*shared, args.rounds), WORKERS, join=False, start_method="spawn")
+    counter, barrier = context.Value("i", 0), context.Barrier(WORKERS + 1, timeout=1800)
+    shared = (barrier, args.model, forward, step, data, params.share_memory_(), sums, cohort.share_memory_(), counter)
+    workers = mp.start_processes(worker, (*shared, args.rounds), WORKERS, join=False, daemon=True)
 
     rng, seconds = np.random.default_rng(1), []
     for _ in range(args.rounds):
@@ -164,7 +164,7 @@ def main() -> None:
             int((forward(x, weights).argmax(1) == y).sum())
             for x, y in zip(x_test.split(500), y_test.split(500), strict=True)
         )
-    name = "torch-default" if args.layout == "default" else "torch"
+    name = "torch-default" if forward is default else "torch"
     print(
         json.dumps(
             {

@@ -55,7 +55,7 @@ def train(run, params: Tensor, total: Tensor, data: tuple[Tensor, ...], devices:
         part.add_(weight.sum(0))
 
 
-def worker(rank, args, data, params, sums, cohort, counter, barrier) -> None:
+def worker(rank, barrier, args, data, params, sums, cohort, counter) -> None:
     torch.set_num_threads(1)
     run = step if args.eager else torch.compile(step, dynamic=False, fullgraph=True)
     for round_ in range(args.rounds):
@@ -98,9 +98,9 @@ def main() -> None:
     context = mp.get_context("spawn")
     sums, cohort = torch.zeros(WORKERS, len(params)).share_memory_(), torch.zeros(args.cohort, dtype=torch.long)
     data = tuple(t.share_memory_() for t in (x_train, y_train, rows.long()))
-    counter, barrier = context.Value("i", 0), context.Barrier(WORKERS + 1)
-    shared = (args, data, params.share_memory_(), sums, cohort.share_memory_(), counter, barrier)
-    workers = mp.start_processes(worker, shared, WORKERS, join=False, start_method="spawn")
+    counter, barrier = context.Value("i", 0), context.Barrier(WORKERS + 1, timeout=1800)
+    shared = (barrier, args, data, params.share_memory_(), sums, cohort.share_memory_(), counter)
+    workers = mp.start_processes(worker, shared, WORKERS, join=False, daemon=True)
 
     rng, seconds = np.random.default_rng(1), []
     for _ in range(args.rounds):
