@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0", OMP_NUM_THREADS="1")
 
@@ -68,7 +68,7 @@ def client(context: Context) -> Client:
 class TimedFedAvg(FedAvg):
     """FedAvg that notes the seconds of each round and keeps the last parameters."""
 
-    seconds: list[float] = []
+    seconds: ClassVar[list[float]] = []
 
     def configure_fit(self, **given: Any) -> Any:
         self.begun = time.perf_counter()
