@@ -22,9 +22,11 @@ GRID = 1.5 * 2.0**12  # added to a float64 below 2^12, it leaves no room for bit
 def average(weighted: Iterable[tuple[float, Tensor]], like: Tensor) -> Tensor | None:
     """The average of (weight, vector) pairs, vectors as long as `like`; None when there are none anywhere."""
     total = torch.zeros(len(like) + 1, dtype=torch.float64, device=like.device)
+    grid, weights = torch.tensor(GRID, dtype=torch.float64, device=like.device), 0.0
     for weight, vector in weighted:
-        total[:-1].add_(vector.double().mul_(weight).add_(GRID).sub_(GRID))
-        total[-1] += weight + GRID - GRID
+        total[:-1].add_(torch.add(grid, vector.double(), alpha=weight).sub_(GRID))
+        weights += weight + GRID - GRID
+    total[-1] = weights
     if ranks.is_initialized():
         try:
             ranks.all_reduce(total)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcluster.dense import chain
 from fedcluster.errors import BadExperiment
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Learner:
             tensor.data = view
             if name in named_gradients:
                 tensor.grad = named_gradients[name]
+        self.chain = chain(self.module)
 
     @property
     def device(self) -> torch.device:

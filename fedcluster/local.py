@@ -47,8 +47,12 @@ def descend(learner: Learner, start: Tensor, batches: Batches, correct: Correct 
     """w_0 = start;  w_{t+1} = step(w_t, correct(grad f(w_t; batch_t)));  returns w_E."""
     learner.load(start)
     learner.module.train()
-    torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
     device, w, g = learner.device, learner.w[: learner.size], learner.gradient
+    if learner.chain is not None and correct is None and batches.options.optimizer == "sgd":
+        for x, y in batches:
+            learner.chain.descend(x.to(device), y.to(device), batches.options.lr)
+        return learner.w.clone()
+    torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
     rule = optimizer(batches.options)
     start = start[: learner.size]
     for x, y in batches:

@@ -1,6 +1,8 @@
 """The models, each adapting to the data's channels, size and classes: `model(shape, classes) -> module`."""
 
+from collections import OrderedDict
 from copy import deepcopy
+from math import prod
 from typing import Any
 
 import torch
@@ -15,29 +17,27 @@ from fedcluster.rng import torch_seed
 Shape = tuple[int, ...]
 
 
-class Logistic(nn.Module):
+class Logistic(nn.Sequential):
     """Softmax regression: one linear layer with bias."""
 
     def __init__(self, shape: Shape, classes: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(torch.Size(shape).numel(), classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.flatten(1))  # type: ignore[no-any-return]
+        super().__init__(OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(prod(shape), classes)))
 
 
-class MLP(nn.Module):
+class MLP(nn.Sequential):
     """Two hidden layers of 200 with ReLU, as in McMahan et al. 2017 (199,210 parameters on MNIST)."""
 
     def __init__(self, shape: Shape, classes: int) -> None:
-        super().__init__()
-        self.hidden1 = nn.Linear(torch.Size(shape).numel(), 200)
-        self.hidden2 = nn.Linear(200, 200)
-        self.output = nn.Linear(200, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.hidden1(x.flatten(1)))
-        return self.output(F.relu(self.hidden2(x)))  # type: ignore[no-any-return]
+        super().__init__(
+            OrderedDict(
+                flatten=nn.Flatten(),
+                hidden1=nn.Linear(prod(shape), 200),
+                relu1=nn.ReLU(),
+                hidden2=nn.Linear(200, 200),
+                relu2=nn.ReLU(),
+                output=nn.Linear(200, classes),
+            )
+        )
 
 
 class CNN(nn.Module):

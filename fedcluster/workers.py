@@ -1,9 +1,9 @@
-"""A cohort trained by several processes of one machine.
+"""A cohort trained by several processes of one machine: this one, and others that we start.
 
-Every worker builds the same executor from the same experiment and shares the data set, the broadcast and the
-updates with us in memory. Devices are handed out one by one to whoever is free; updates are passed on in the
-order of the cohort. So neither the number of workers nor their speed can change a result, and a device whose
-worker dies is simply trained again by another.
+Every other worker builds the same executor from the same experiment and shares the data set, the broadcast and the
+updates with us in memory. Devices are handed out one by one to whoever is free, ourselves among them; updates are
+passed on in the order of the cohort. So neither the number of workers nor their speed can change a result, and a
+device whose worker dies is simply trained again by another.
 """
 
 import os
@@ -48,8 +48,8 @@ class Worker:
 
 
 class Workers:
-    """`count` processes for a run of `cycles` cycles. Until they are worth starting, until one of them is ready,
-    and if none is left, devices are trained in this process."""
+    """`count` processes, with this one, for a run of `cycles` cycles. The others are started when there is enough
+    to do; until one is ready, and if none is left, we go on alone."""
 
     def __init__(
         self, count: int, cycles: int, here: InProcess, experiment: Experiment, form: Message, display: Display
@@ -59,7 +59,7 @@ class Workers:
         self.slots = (AHEAD + 1) * count
         self.received = {name: shared(1, tensor)[0] for name, tensor in form.items()}
         self.sent = {name: shared(self.slots, tensor) for name, tensor in form.items()}
-        self.to_start, self.spare, self.cycles = count, REPLACEMENTS * count, cycles
+        self.to_start, self.spare, self.cycles = count - 1, REPLACEMENTS * count, cycles
         self.workers: list[Worker] = []
 
     def start(self) -> None:
@@ -83,33 +83,38 @@ class Workers:
         self.cycles -= 1
         self.listen(set(), timeout=0)
         if any(worker.ready for worker in self.workers):
-            yield from self.train_there(cycle, received)
+            yield from self.train_together(cycle, received)
         else:
             yield from self.here.train(cycle, received)
         while self.to_start and (time.perf_counter() - began) * self.cycles >= WORTH_STARTING:
             self.to_start -= 1
             self.start()
 
-    def train_there(self, cycle: Cycle, received: Message) -> Iterator[Update]:
+    def train_together(self, cycle: Cycle, received: Message) -> Iterator[Update]:
         for name, tensor in received.items():
             self.received[name].copy_(tensor)
         cohort = cycle.cohort.tolist()
-        waiting, done = deque(range(len(cohort))), set[int]()
-        for place, device in enumerate(cohort):
-            while place not in done and self.workers:
-                self.hand_out(waiting, cohort, cycle, first=place)
-                waiting.extendleft(sorted(self.listen(done), reverse=True))
-            if place in done:
-                message = {name: tensor[place % self.slots] for name, tensor in self.sent.items()}
-            else:  # nobody is left
-                message = self.here.train_device(cycle.round, cycle.cycle, device, received)
+        waiting, done, ours = deque(range(len(cohort))), set[int](), dict[int, Message]()
+        for first, device in enumerate(cohort):
+            while first not in done and first not in ours:
+                self.hand_out(waiting, cohort, cycle, first)
+                if waiting and waiting[0] < first + self.slots:
+                    place = waiting.popleft()
+                    ours[place] = self.here.train_device(cycle.round, cycle.cycle, cohort[place], received)
+                    timeout: float | None = 0
+                else:
+                    timeout = None
+                waiting.extendleft(sorted(self.listen(done, timeout), reverse=True))
+            message = ours.pop(first, None) or {name: room[first % self.slots] for name, room in self.sent.items()}
             yield Update(device, cycle.round, cycle.cycle, message)
 
     def hand_out(self, waiting: deque[int], cohort: list[int], cycle: Cycle, first: int) -> None:
-        """Give every free worker the next device, as long as its update has a slot to go to."""
+        """Give every free worker the next device, as long as its update has a slot to go to; what a worker gets
+        ahead of time must leave one for ourselves."""
         for hand in range(AHEAD):
             for worker in self.workers:
-                if worker.ready and len(worker.holds) == hand and waiting and waiting[0] < first + self.slots:
+                enough = len(waiting) > min(hand, 1) and waiting[0] < first + self.slots
+                if worker.ready and len(worker.holds) == hand and enough:
                     place = waiting.popleft()
                     worker.holds.append(place)
                     with suppress(OSError):  # if it has just died, listen will find out
@@ -142,10 +147,15 @@ class Workers:
         worker.process.join()
         again = self.spare > 0
         self.spare -= 1
-        self.display.say(
-            f"a worker died (exit code {worker.process.exitcode}); its devices are trained again"
-            + (", another worker starts" if again else f", going on with {len(self.workers)}")
+        then = (
+            "another starts"
+            if again
+            else f"going on with {len(self.workers) + 1}"
+            if self.workers
+            else "going on alone"
         )
+        code = worker.process.exitcode
+        self.display.say(f"a worker died (exit code {code}); its devices are trained again, {then}")
         if again:
             self.start()
 

@@ -40,20 +40,20 @@ class Watch(Display):
         self.said: list[str] = []
         self.kill = kill
         self.crew: list[workers.Workers] = []
-        self.trained_there = 0
+        self.trained_together = 0
         watch = self
-        real_init, real_there = workers.Workers.__init__, workers.Workers.train_there
+        real_init, real_together = workers.Workers.__init__, workers.Workers.train_together
 
         def init(self: workers.Workers, *arguments: Any) -> None:
             real_init(self, *arguments)
             watch.crew.append(self)
 
-        def there(self: workers.Workers, *arguments: Any) -> Any:
-            watch.trained_there += 1
-            return real_there(self, *arguments)
+        def together(self: workers.Workers, *arguments: Any) -> Any:
+            watch.trained_together += 1
+            return real_together(self, *arguments)
 
         monkeypatch.setattr(workers.Workers, "__init__", init)
-        monkeypatch.setattr(workers.Workers, "train_there", there)
+        monkeypatch.setattr(workers.Workers, "train_together", together)
 
     def say(self, text: str) -> None:
         self.said.append(text)
@@ -70,7 +70,7 @@ def test_bit_identical_for_any_number(count: int, alone: Path, tmp_path: Path, m
     display = Watch(monkeypatch)
     fedcluster.run(EXPERIMENT, tmp_path / "run", display=display, workers=count)
     assert essence(tmp_path / "run") == essence(alone)
-    assert display.trained_there == 2 * 39  # all rounds but the first, in which the workers start
+    assert display.trained_together == 2 * 39  # all rounds but the first, in which the workers start
 
 
 def test_a_killed_worker_is_replaced_and_changes_nothing(
@@ -87,9 +87,9 @@ def test_when_all_workers_are_gone_it_goes_on_alone(
 ) -> None:
     monkeypatch.setattr(workers, "REPLACEMENTS", 0)
     display = Watch(monkeypatch, kill=(5, 6))
-    fedcluster.run(EXPERIMENT, tmp_path / "run", display=display, workers=2)
+    fedcluster.run(EXPERIMENT, tmp_path / "run", display=display, workers=3)
     assert essence(tmp_path / "run") == essence(alone)
-    assert "going on with 0" in display.said[-1]
+    assert "going on alone" in display.said[-1]
 
 
 def fails(gradient: object, w: object, received: object) -> None:
