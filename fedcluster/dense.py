@@ -12,6 +12,7 @@ the first batch on or never: whether it applies depends on the module alone.
 import torch
 from torch import Tensor, nn
 
+LARGE = 10_000  # weights; for less a product may add its terms to them one by one, which loses the small ones
 threshold_backward = torch.ops.aten.threshold_backward.grad_input
 
 
@@ -23,11 +24,11 @@ class Chain:
         self.transposed = [weight.t() for weight in self.weights]
         self.biases = [None if layer.bias is None else layer.bias.data for layer in layers]
         self.one_hot = torch.eye(len(self.weights[-1]), device=self.weights[-1].device)
-        self.room: dict[int, tuple[list[Tensor], list[Tensor], Tensor]] = {}
+        self.room: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
 
     def descend(self, x: Tensor, y: Tensor, lr: float) -> None:
         """One step on the mean cross-entropy of a batch."""
-        outputs, slopes, ones = self.room.get(len(x)) or self.make_room(len(x))
+        outputs, slopes = self.room.get(len(x)) or self.make_room(len(x))
         below = x = x.flatten(1)
         for weight, bias, output in zip(self.transposed, self.biases, outputs, strict=True):
             if below is not x:
@@ -42,15 +43,17 @@ class Chain:
             if i:
                 d = torch.mm(above, self.weights[i], out=slopes[i - 1])
                 threshold_backward(d, layer, 0, grad_input=d)
-            self.weights[i].addmm_(above.t(), layer)
+            if self.weights[i].numel() >= LARGE:
+                self.weights[i].addmm_(above.t(), layer)
+            else:
+                self.weights[i].add_(torch.mm(above.t(), layer))
             if bias is not None:
-                bias.addmv_(above.t(), ones)
+                bias.add_(above.sum(0))
 
-    def make_room(self, rows: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    def make_room(self, rows: int) -> tuple[list[Tensor], list[Tensor]]:
         """Where the layers' outputs and the gradients at them go, for batches of this size."""
-        new = self.weights[0].new_ones
-        outputs = [new(rows, len(weight)) for weight in self.weights]
-        self.room = {rows: (outputs, [torch.empty_like(output) for output in outputs[:-1]], new(rows))}
+        outputs = [weight.new_empty(rows, len(weight)) for weight in self.weights]
+        self.room = {rows: (outputs, [torch.empty_like(output) for output in outputs[:-1]])}
         return self.room[rows]
 
 
