@@ -31,7 +31,7 @@ def main() -> None:
         local={"lr": 0.05},
     )
     with repeatable():
-        setup = spread(prepare(experiment, Display()), cores(), Display())
+        setup = spread(prepare(experiment, Display()), cores(), "sequential", Display())
         if isinstance(setup.executor, Workers):
             setup.executor.muster()
         recorder = Recorder(None, Display(), Ledger(setup.devices))

@@ -11,20 +11,24 @@ held, whatever the size of the cohort; under torchrun one reduction of it adds w
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 from torch import distributed as ranks
 
 from fedcluster.errors import LostRank
+from fedcluster.state import Message
 
 GRID = 1.5 * 2.0**12  # added to a float64 below 2^12, it leaves no room for bits below 2^-40
 
 
-def average(weighted: Iterable[tuple[float, Tensor]], like: Tensor) -> Tensor | None:
-    """The average of (weight, vector) pairs, vectors as long as `like`; None when there are none anywhere."""
-    total = torch.zeros(len(like) + 1, dtype=torch.float64, device=like.device)
-    grid, weights = torch.tensor(GRID, dtype=torch.float64, device=like.device), 0.0
-    for weight, vector in weighted:
-        total[:-1].add_(torch.add(grid, vector.double(), alpha=weight).sub_(GRID))
+def average(weighted: Iterable[tuple[float, Message]], like: Message) -> Message | None:
+    """The average of (weight, message) pairs, messages of the form of `like`; None when there are none anywhere."""
+    sizes = [tensor.numel() for tensor in like.values()]
+    device = next(iter(like.values())).device
+    total = torch.zeros(sum(sizes) + 1, dtype=torch.float64, device=device)
+    sums = dict(zip(like, torch.split(total[:-1], sizes), strict=True))
+    grid, weights = torch.tensor(GRID, dtype=torch.float64, device=device), 0.0
+    for weight, message in weighted:
+        for name, sum_ in sums.items():
+            sum_.add_(torch.add(grid, message[name].double(), alpha=weight).sub_(GRID))
         weights += weight + GRID - GRID
     total[-1] = weights
     if ranks.is_initialized():
@@ -33,4 +37,4 @@ def average(weighted: Iterable[tuple[float, Tensor]], like: Tensor) -> Tensor | 
         except RuntimeError as error:
             raise LostRank(f"another rank is gone ({str(error).splitlines()[0][:120]}); see its own output") from None
     share = float(total[-1])
-    return total[:-1].div_(share).to(torch.float32) if share > 0 else None
+    return {name: sum_.div_(share).to(torch.float32) for name, sum_ in sums.items()} if share > 0 else None

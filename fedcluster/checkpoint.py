@@ -5,21 +5,25 @@ altered, the one before it is used. Nothing read here is executed, and nothing i
 """
 
 import json
-from hashlib import sha256
+from collections.abc import Iterator
+from hashlib import file_digest, sha256
+from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from fedcluster.files import write_atomically
 from fedcluster.ledger import COUNTS, Ledger
-from fedcluster.state import State
+from fedcluster.state import Message, State
 
 KEEP = 2
+DTYPES = {torch.float32: "F32", torch.int64: "I64"}
 Natural = Annotated[int, Field(ge=0)]
 
 
@@ -40,19 +44,52 @@ def store(folder: Path, state: State, ledger: Ledger, seconds: float) -> None:
     """Write a checkpoint, then forget all but the newest two. `seconds`: training time in an unfinished round."""
     folder.mkdir(exist_ok=True)
     name = f"{state.round:08d}-{state.cycle:06d}"
-    tensors = save({"model": state.model.cpu(), "ledger": torch.from_numpy(ledger.to_array())})
+    total = sha256()
+
+    def write(file: IO[bytes]) -> None:
+        for chunk in tensors_of(state, ledger):
+            total.update(chunk)
+            file.write(chunk)
+
+    write_atomically(folder / f"{name}.safetensors", write)
     position: dict[str, Any] = {
         "round": state.round,
         "cycle": state.cycle,
         "seconds": seconds,
         "counts": ledger.counts,
-        "tensors": sha256(tensors).hexdigest(),
+        "tensors": total.hexdigest(),
     }
-    write_atomically(folder / f"{name}.safetensors", tensors)
     write_atomically(folder / f"{name}.json", json.dumps(position | {"digest": digest(position)}))
     for old in sorted(folder.glob("*.json"))[:-KEEP]:
         old.unlink(missing_ok=True)
         old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def tensors_of(state: State, ledger: Ledger) -> Iterator[bytes | memoryview]:
+    """The safetensors format, piece by piece: what many devices keep need not be in memory twice.
+
+    A length, a JSON header with the place of each tensor, then the tensors; those of devices are rows, one for each
+    device in `devices`.
+    """
+    known = sorted(state.devices)
+    whole = {"model": state.model, "ledger": torch.from_numpy(ledger.to_array())}
+    whole |= {f"server/{name}": tensor for name, tensor in state.server.items()}
+    if known:
+        whole["devices"] = torch.tensor(known)
+    parts = [(name, tensor.dtype, list(tensor.shape), [tensor]) for name, tensor in whole.items()]
+    for name, first in (state.devices[known[0]] if known else {}).items():
+        rows = [state.devices[device][name] for device in known]
+        parts.append((f"device/{name}", first.dtype, [len(known), *first.shape], rows))
+    header, end = {}, 0
+    for name, dtype, shape, _ in parts:
+        start, end = end, end + prod(shape) * dtype.itemsize
+        header[name] = {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for _, _, _, tensors in parts:
+        for tensor in tensors:
+            yield tensor.detach().cpu().contiguous().numpy().reshape(-1).view("uint8").data
 
 
 def digest(position: dict[str, Any]) -> str:
@@ -64,32 +101,73 @@ def names(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.json"), reverse=True)
 
 
-def restore(path: Path, start: State, devices: int, cycles: int) -> tuple[State, Ledger, float]:
-    """Read one checkpoint; ValueError says why it is refused. `start` is the state that it must resemble."""
+def restore(path: Path, start: State, new: Message, devices: int, cycles: int) -> tuple[State, Ledger, float]:
+    """Read one checkpoint; ValueError says why it is refused. It must resemble `start`, and what its devices keep
+    must resemble `new`."""
     try:
         text = json.loads(path.read_bytes())
         position = Position.model_validate(text)
-        tensors = path.with_suffix(".safetensors").read_bytes()
+        with path.with_suffix(".safetensors").open("rb") as file:
+            found = file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError, ValidationError) as error:
         raise ValueError(f"unreadable ({str(error).splitlines()[0]})") from None
     if digest({key: value for key, value in text.items() if key != "digest"}) != position.digest:
         raise ValueError("altered (its digest does not match)")
-    if sha256(tensors).hexdigest() != position.tensors:
+    if found != position.tensors:
         raise ValueError("torn or altered (the digest of its tensors does not match)")
+    if position.cycle > cycles or set(position.counts) != set(COUNTS):
+        raise ValueError("not of this experiment")
     try:
-        parts = load(tensors)
+        with safe_open(path.with_suffix(".safetensors"), framework="pt") as tensors:
+            model, server, memory, book = read(tensors, start, new, devices)
     except SafetensorError as error:
         raise ValueError(f"unreadable ({error})") from None
-    if position.cycle > cycles or set(position.counts) != set(COUNTS) or parts.keys() != {"model", "ledger"}:
+    ledger = Ledger(devices)
+    ledger.restore(book, position.counts)
+    return State(model, server, memory, position.round, position.cycle), ledger, position.seconds
+
+
+def read(
+    tensors: Any, start: State, new: Message, devices: int
+) -> tuple[Tensor, Message, dict[int, Message], NDArray[np.int64]]:
+    """The tensors, each checked against what it must be."""
+    names = {"model", "ledger", *(f"server/{name}" for name in start.server)}
+    took_part = "devices" in tensors.keys()  # noqa: SIM118
+    if took_part:
+        names |= {"devices", *(f"device/{name}" for name in new)}
+    if set(tensors.keys()) != names:
         raise ValueError("not of this experiment")
-    model, book = parts["model"], parts["ledger"]
-    if model.shape != start.model.shape or model.dtype != start.model.dtype or not torch.isfinite(model).all():
-        raise ValueError("its model is not of this experiment")
+
+    def like(name: str, expected: Tensor) -> Tensor:
+        tensor: Tensor = tensors.get_tensor(name)
+        if tensor.shape != expected.shape or tensor.dtype != expected.dtype or not torch.isfinite(tensor).all():
+            raise ValueError(f"its {name} is not of this experiment")
+        return tensor.to(expected.device)
+
+    book: Tensor = tensors.get_tensor("ledger")
     if book.ndim != 2 or book.shape[0] != 5 or book.dtype != torch.int64:
         raise ValueError("its ledger is not of this experiment")
-    rows = book.numpy()
-    if rows.size and (rows[0].min() < 0 or rows[0].max() >= devices or len(np.unique(rows[0])) < rows.shape[1]):
-        raise ValueError("its ledger names devices that the fleet does not have")
-    ledger = Ledger(devices)
-    ledger.restore(rows, position.counts)
-    return State(model.to(start.model.device), position.round, position.cycle), ledger, position.seconds
+    check_devices(book[0], devices, "ledger")
+    memory: dict[int, Message] = {}
+    if took_part:
+        known: Tensor = tensors.get_tensor("devices")
+        if known.ndim != 1 or known.dtype != torch.int64 or not new:
+            raise ValueError("its devices are not of this experiment")
+        check_devices(known, devices, "memory")
+        memory = {device: {} for device in known.tolist()}
+        for name, expected in new.items():
+            rows = tensors.get_slice(f"device/{name}")
+            if rows.get_shape() != [len(known), *expected.shape] or rows.get_dtype() != DTYPES[expected.dtype]:
+                raise ValueError(f"what its devices keep as {name} is not of this experiment")
+            for row, device in enumerate(memory):
+                kept = rows[row].to(expected.device)
+                if not torch.isfinite(kept).all():
+                    raise ValueError(f"what device {device} keeps as {name} is not finite")
+                memory[device][name] = kept
+    server = {name: like(f"server/{name}", tensor) for name, tensor in start.server.items()}
+    return like("model", start.model), server, memory, book.numpy()
+
+
+def check_devices(known: Tensor, devices: int, what: str) -> None:
+    if len(known) and (known.min() < 0 or known.max() >= devices or len(set(known.tolist())) < len(known)):
+        raise ValueError(f"its {what} names devices that the fleet does not have")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,12 @@ Overrides = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder. Default: a new one under runs/.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")]
+
+
+class Cohorts(StrEnum):
+    sequential = "sequential"
+    stacked = "stacked"
+    auto = "auto"
 
 
 @contextmanager
@@ -75,6 +82,13 @@ def run(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes to train in. Default: one a core.", show_default=False)
     ] = None,
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, ...")] = "cpu",
+    cohorts: Annotated[
+        Cohorts, typer.Option(help="Devices of a cohort one after the other, in one stack, or what is faster.")
+    ] = Cohorts.sequential,
+    strict_budget: Annotated[
+        bool, typer.Option("--strict-budget", help="Refuse algorithms that need more than one exchange a turn.")
+    ] = False,
 ) -> None:
     """Train one experiment."""
     with plainly():
@@ -87,7 +101,15 @@ def run(
 
         if out is None and resume:
             raise typer.BadParameter("--resume needs --out, the folder to go on in")
-        result = training.run(described, out or fresh(experiment.stem), resume, workers=workers or cores())
+        result = training.run(
+            described,
+            out or fresh(experiment.stem),
+            resume,
+            workers=workers or cores(),
+            device=device,
+            cohorts=cohorts.value,
+            strict_budget=strict_budget,
+        )
         if result.out is None:
             return  # torchrun's other ranks
         last = result.history[-1]
@@ -163,6 +185,38 @@ def partition(experiment: ExperimentFile, o: Overrides = None, out: Out = None) 
         show(devices_table(portrait))
         show(clusters_table(portrait))
         typer.echo("written: " + ", ".join(str(file) for file in files))
+
+
+@app.command()
+def algorithms() -> None:
+    """List the federated algorithms: what they keep, what they send, and where they come from."""
+    with plainly():
+        from fedcluster import catalogue
+
+        found = catalogue.entries()
+        columns = ["local.algorithm", "server keeps", "device keeps", "downloads a turn", "uploads", "optimizer"]
+        rows = [
+            [
+                entry.name,
+                listed(entry.server_keeps),
+                listed(entry.device_keeps),
+                " then ".join(map(listed, entry.down)),
+                " then ".join(map(listed, entry.up)),
+                listed(entry.optimizers),
+            ]
+            for entry in found
+        ]
+        show(ruled(columns, rows, left=len(columns)))
+        for paper in dict.fromkeys(entry.paper for entry in found):
+            typer.echo(paper)
+        typer.echo(
+            "\nWith any of them, server.optimizer = avgm, adagrad, adam or yogi. More than one download or upload "
+            "a turn exceeds\nFedCluster's budget, which the run says, and which run --strict-budget refuses."
+        )
+
+
+def listed(names: list[str]) -> str:
+    return ", ".join(names) or "-"
 
 
 @contextmanager
@@ -270,13 +324,13 @@ def clusters_table(portrait: "Portrait") -> "Table":
     return ruled(["cluster", "devices", "samples", "q_K", *(f"class {c}" for c in range(shown))], rows)
 
 
-def ruled(columns: list[str], rows: list[list[str]]) -> "Table":
+def ruled(columns: list[str], rows: list[list[str]], left: int = 1) -> "Table":
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
     for number, name in enumerate(columns):
-        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
+        table.add_column(name, justify="left" if number < left else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table

@@ -1,5 +1,7 @@
 """Evaluation of the global model: on a fixed sample of the pooled training data and on the test set."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,7 +18,7 @@ class Evaluator:
     """The same rows for every method and every round, so that curves are comparable."""
 
     def __init__(self, learner: Learner, dataset: Dataset, fleet: Fleet, seed: int) -> None:
-        self.learner, self.dataset = learner, dataset
+        self.learner, self.dataset, self.threads = learner, dataset, 1
         rows = torch.from_numpy(fleet.pooled(SAMPLE, seed))
         self.sample = dataset.x_train[rows], dataset.y_train[rows]
 
@@ -25,15 +27,18 @@ class Evaluator:
         test_loss, test_accuracy = self.measure(w, self.dataset.x_test, self.dataset.y_test)
         return {"train_loss": train_loss, "test_loss": test_loss, "test_accuracy": test_accuracy}
 
-    @torch.no_grad()
     def measure(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[float, float]:
-        """Mean cross-entropy and accuracy at w."""
+        """Mean cross-entropy and accuracy at w. Chunks are shared out over threads and added up in their order."""
         self.learner.load(w)
         self.learner.module.eval()
-        loss, right = 0.0, 0
-        for rows, targets in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
-            scores = self.learner.module(self.dataset.inputs(rows).to(w.device))
-            targets = targets.to(w.device)
-            loss += float(F.cross_entropy(scores, targets, reduction="sum"))
-            right += int((scores.argmax(1) == targets).sum())
-        return loss / len(y), right / len(y)
+        with ThreadPoolExecutor(self.threads) as pool:
+            parts = list(pool.map(self.part, torch.split(x, CHUNK), torch.split(y, CHUNK)))
+        return sum(loss for loss, _ in parts) / len(y), sum(right for _, right in parts) / len(y)
+
+    @torch.no_grad()
+    def part(self, rows: Tensor, targets: Tensor) -> tuple[float, int]:
+        """The summed loss of a chunk, and how many of it are right."""
+        scores = self.learner.module(self.dataset.inputs(rows).to(self.learner.device))
+        targets = targets.to(self.learner.device)
+        loss = F.cross_entropy(scores, targets, reduction="sum")
+        return float(loss), int((scores.argmax(1) == targets).sum())

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Protocol
 
-from fedcluster.accept import Update
-from fedcluster.algorithms import Algorithm
+from fedcluster.accept import Update, finite
+from fedcluster.algorithms import FedAvg
 from fedcluster.dataset import Dataset
 from fedcluster.experiment import Local
 from fedcluster.fleet import Fleet
@@ -14,9 +14,12 @@ from fedcluster.local import Batches
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message
 
+Memory = dict[int, Message]
+"""What devices keep, by device; executors read it and renew it."""
+
 
 class Executor(Protocol):
-    def train(self, cycle: Cycle, received: Message) -> Iterator[Update]: ...
+    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]: ...
     def close(self) -> None: ...
 
 
@@ -24,21 +27,31 @@ class InProcess:
     """One device after the other, in this process, in the order of the cohort."""
 
     def __init__(
-        self, algorithm: Algorithm, learner: Learner, dataset: Dataset, fleet: Fleet, options: Local, seed: int
+        self, algorithm: FedAvg, learner: Learner, dataset: Dataset, fleet: Fleet, options: Local, seed: int
     ) -> None:
         self.algorithm, self.learner, self.dataset, self.options, self.seed = algorithm, learner, dataset, options, seed
+        self.exchanges = algorithm.exchanges
+        self.new = algorithm.device_memory(learner.w, learner.size)
         self.rows = lru_cache(maxsize=4096)(fleet.draw)
 
-    def train(self, cycle: Cycle, received: Message) -> Iterator[Update]:
+    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
         for device in cycle.cohort.tolist():
-            yield Update(
-                device, cycle.round, cycle.cycle, self.train_device(cycle.round, cycle.cycle, device, received)
-            )
+            place = (cycle.round, cycle.cycle, device)
+            message, kept = self.train_device(exchange, place, received, memory.get(device))
+            if kept:
+                memory[device] = kept
+            yield Update(device, cycle.round, cycle.cycle, message)
 
-    def train_device(self, round: int, cycle: int, device: int, received: Message) -> Message:
-        """What one device makes of the broadcast."""
-        batches = Batches(self.dataset, self.rows(device), self.options, self.seed, (round, cycle, device))
-        return self.algorithm.train(self.learner, received, batches)
+    def train_device(
+        self, exchange: int, place: tuple[int, int, int], received: Message, memory: Message | None
+    ) -> tuple[Message, Message]:
+        """What one device makes of the broadcast: what it sends, and what it keeps. A device that went astray
+        keeps what it had."""
+        batches = Batches(self.dataset, self.rows(place[2]), self.options, self.seed, place)
+        before = self.new if memory is None else memory
+        kept = dict(before)
+        message = self.exchanges[exchange].train(self.learner, received, batches, kept)
+        return message, kept if all(finite(tensor) for tensor in kept.values()) else before
 
     def close(self) -> None:
         pass

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedcluster.errors import BadData, BadExperiment
 
@@ -22,7 +22,20 @@ DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
 PARTITIONS = ("major_class", "dirichlet", "iid", "natural")
 CLUSTERINGS = ("random", "major_class", "file")
 MODELS = ("alexnet", "cnn", "mlp", "logistic")
-ALGORITHMS = ("fedavg", "fedprox")
+ALGORITHMS = (
+    "fedavg",
+    "fedprox",
+    "scaffold",
+    "fednova",
+    "mime",
+    "mimelite",
+    "fedmax",
+    "fedl",
+    "vrl_sgd",
+    "fedsvrg",
+    "pr_spider",
+)
+OPTIMIZERS = ("sgd", "momentum", "adam")
 
 
 def one_of(*names: str) -> AfterValidator:
@@ -107,13 +120,52 @@ class Local(Section):
 
     algorithm: Annotated[str | Callable[..., Any], one_of(*ALGORITHMS)] = "fedavg"
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
-    steps: Count = 20
+    steps: Count | Annotated[tuple[Count, Count], Field(strict=False)] = 20
     batch: Count | Literal["full"] = 30
     lr: Positive = 0.01
     momentum: Decay = 0.5
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
     eps: Positive = 1e-8
     mu: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    beta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    eta: Positive = 1.0
+    option: Literal["I", "II"] = "II"
+    reset: Literal["never", "round"] = "never"
+
+    @field_validator("steps")
+    @classmethod
+    def range_ascends(cls, steps: int | tuple[int, int]) -> int | tuple[int, int]:
+        if not isinstance(steps, int) and steps[0] > steps[1]:
+            raise ValueError(f"= {list(steps)} is not allowed: a range is [least, most], such as [10, 30]")
+        return steps
+
+    @property
+    def mean_steps(self) -> float:
+        return self.steps if isinstance(self.steps, int) else sum(self.steps) / 2
+
+    @model_validator(mode="after")
+    def optimizer_fits(self) -> "Local":
+        """Some algorithms are written around the step w <- w - lr g, or around steps that are linear in g."""
+        fitting: tuple[str, ...] = OPTIMIZERS
+        if self.algorithm in ("vrl_sgd", "pr_spider") or (self.algorithm == "scaffold" and self.option == "II"):
+            fitting = OPTIMIZERS[:1]
+        elif self.algorithm == "fednova":
+            fitting = OPTIMIZERS[:2]
+        if self.optimizer not in fitting:
+            name = 'scaffold" and option = "II' if self.algorithm == "scaffold" else self.algorithm
+            raise ValueError(
+                f'.optimizer = "{self.optimizer}" is not allowed with algorithm = "{name}": use {" or ".join(fitting)}'
+            )
+        return self
+
+
+class Server(Section):
+    """What the server does with a cycle's average movement: take it, or feed it to an optimizer."""
+
+    optimizer: Literal["none", "avgm", "adagrad", "adam", "yogi"] = "none"
+    lr: Positive = 1.0
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.99)
+    tau: Positive = 1e-3
 
 
 class Centralized(Section):
@@ -132,6 +184,7 @@ class Experiment(Section):
     clusters: Clusters = Clusters()
     model: Model = Model()
     local: Local = Local()
+    server: Server = Server()
     centralized: Centralized = Centralized()
 
     def __init__(self, **keys: Any) -> None:
@@ -140,11 +193,16 @@ class Experiment(Section):
         except ValidationError as error:
             raise BadExperiment(sentence(error)) from None
 
+    def keys(self) -> dict[str, Any]:
+        """What was given or filled in, by section; things given in Python as they are."""
+        return {
+            name: {key: given for key, given in value if given is not None} if isinstance(value, Section) else value
+            for name, value in self
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values; things given in Python by the name that finds them again."""
-        plain: dict[str, Any] = json.loads(
-            json.dumps(self.model_dump(exclude_none=True, round_trip=True), default=reference)
-        )
+        plain: dict[str, Any] = json.loads(json.dumps(self.keys(), default=reference))
         return plain
 
     def to_toml(self) -> str:
@@ -155,7 +213,7 @@ class Experiment(Section):
 
     def with_(self, **overrides: Any) -> "Experiment":
         """A copy with dotted keys replaced, validated anew: `with_(**{"local.lr": 0.1})`."""
-        keys: dict[str, Any] = self.model_dump(exclude_none=True)
+        keys = self.keys()
         for key, value in overrides.items():
             put(keys, key, value)
         return Experiment(**keys)
@@ -257,7 +315,7 @@ def sentence(error: ValidationError) -> str:
         near = difflib.get_close_matches(str(path[-1]), known, n=1)
         return f"{key} is not a key; " + (f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}") + more
     if first["type"] == "value_error":
-        return f"{key} {first['ctx']['error']}{more}"
+        return f"{key} {first['ctx']['error']}{more}".replace(" .", ".", 1)
     said = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][: len(path)] == path)
     return f"{key} = {first['input']!r} is not allowed: {'; or '.join(said)}{more}"
 
@@ -268,5 +326,6 @@ SECTIONS: dict[str, type[Section]] = {
     "clusters": Clusters,
     "model": Model,
     "local": Local,
+    "server": Server,
     "centralized": Centralized,
 }

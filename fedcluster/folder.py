@@ -23,7 +23,7 @@ from fedcluster.experiment import Experiment, changes, parse, read
 from fedcluster.files import write_atomically
 from fedcluster.ledger import Ledger
 from fedcluster.record import Line, read_lines
-from fedcluster.state import State
+from fedcluster.state import Message, State
 
 
 class Folder:
@@ -64,6 +64,13 @@ class Folder:
     def finished(self) -> bool:
         return (self.path / "model.safetensors").exists()
 
+    def noted(self, key: str) -> Any:
+        """What a run that is continued has noted of itself."""
+        try:
+            return json.loads((self.path / "run.json").read_bytes())[key]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     def begin(self, facts: dict[str, Any]) -> None:
         """Note what this run is and stands on, or make sure that a resumed one stands on the same."""
         for torn in [*self.path.glob(".*.tmp"), *self.path.glob("checkpoint/.*.tmp")]:
@@ -83,13 +90,13 @@ class Folder:
         write_atomically(self.path / "experiment.toml", self.experiment.to_toml())
 
     def restore(
-        self, start: State, devices: int, cycles: int, display: Display
+        self, start: State, new: Message, devices: int, cycles: int, display: Display
     ) -> tuple[State, Ledger, float, list[Line], list[Line]]:
         """The newest checkpoint that is whole and whose rounds are all on record, else the start."""
         rounds, turns = read_lines(self.path / "metrics.jsonl"), read_lines(self.path / "cycles.jsonl")
         for path in checkpoint.names(self.path / "checkpoint"):
             try:
-                state, ledger, seconds = checkpoint.restore(path, start, devices, cycles)
+                state, ledger, seconds = checkpoint.restore(path, start, new, devices, cycles)
                 done = [line for line in rounds if line["round"] <= state.round]
                 if [line["round"] for line in done] != list(range(1, state.round + 1)):
                     raise ValueError("ahead of metrics.jsonl")

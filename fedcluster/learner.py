@@ -5,6 +5,7 @@ update, average and every local rule are then plain arithmetic on vectors, in on
 """
 
 from collections import Counter
+from collections.abc import Callable
 from copy import deepcopy
 from math import prod
 from typing import TYPE_CHECKING
@@ -23,14 +24,23 @@ WORTH_A_PROGRAM = 200  # batches of one shape; tracing costs about as much as a 
 MOST_PROGRAMS = 16  # whole-data batches come in as many shapes as there are devices
 
 
+Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""What a device minimises: a function of (module, x, y), averaged over the batch."""
+
+
+def cross_entropy(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(module(x), y)
+
+
 class Learner:
     """A module bound to `w`. `w[:size]` is trained; what follows (running statistics) is averaged along.
 
     `gradient` has the length of the trained part. Integer buffers (counters) keep their starting values.
     """
 
-    def __init__(self, module: nn.Module, device: str = "cpu") -> None:
+    def __init__(self, module: nn.Module, device: str = "cpu", objective: Objective = cross_entropy) -> None:
         self.module = deepcopy(module).to(device)
+        self.objective = objective
         parameters = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         fixed = [(name, p) for name, p in self.module.named_parameters() if not p.requires_grad]
         buffers = [(name, b) for name, b in self.module.named_buffers() if b.is_floating_point()]
@@ -51,7 +61,7 @@ class Learner:
             tensor.data = view
             if name in named_gradients:
                 tensor.grad = named_gradients[name]
-        self.chain = chain(self.module)
+        self.chain = chain(self.module) if objective is cross_entropy else None
 
     @property
     def device(self) -> torch.device:
@@ -84,28 +94,39 @@ class Learner:
             counter.copy_(start)
 
     def differentiate(self, x: Tensor, y: Tensor) -> None:
-        """Leave in `gradient` that of the mean cross-entropy of the batch, at the current w.
+        """Leave in `gradient` that of the objective on the batch, at the current w.
 
         By autograd, until a shape of batch has come often enough to be worth a program of its own; its gradients
         are the same to the bit, which is checked when it is made.
         """
+        self.batch = x, y
         program = self.programs.get(x.shape)
         if program is not None:
             program(x, y)
             return
         self.gradient.zero_()
         with torch.enable_grad():
-            F.cross_entropy(self.module(x), y).backward()  # type: ignore[no-untyped-call]
+            self.objective(self.module, x, y).backward()  # type: ignore[no-untyped-call]
         self.seen[x.shape] += 1
         if self.seen[x.shape] == WORTH_A_PROGRAM and len(self.programs) < MOST_PROGRAMS:
             self.learn_program(x, y)
+
+    def gradient_at(self, point: Tensor) -> Tensor:
+        """The gradient on the latest batch at another point; w and its gradient stay as they are."""
+        w, gradient = self.w.clone(), self.gradient.clone()
+        self.w[..., : self.size] = point
+        self.differentiate(*self.batch)
+        there = self.gradient.clone()
+        self.w.copy_(w)
+        self.gradient.copy_(gradient)
+        return there
 
     def learn_program(self, x: Tensor, y: Tensor) -> None:
         """Trace the batch that was just differentiated, and keep the program if it finds the same gradient."""
         from fedcluster.program import straight_line
 
         weights = self.named(self.w)
-        program = straight_line(self.module, weights, self.named(self.gradient, partial=True), x, y)
+        program = straight_line(self.module, self.objective, weights, self.named(self.gradient, partial=True), x, y)
         if program is not None:
             expected = self.gradient.clone()
             program(x, y)

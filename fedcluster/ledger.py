@@ -27,25 +27,28 @@ class Ledger:
         self.last_download, self.last_upload = np.full(devices, -1), np.full(devices, -1)
         self.refusals: list[tuple[int, str]] = []
 
-    def send(self, cycle: Cycle, message: Message) -> None:
-        """The cohort downloads the broadcast."""
+    def send(self, cycle: Cycle, message: Message, exchange: int = 0) -> None:
+        """The cohort downloads the broadcast. Further exchanges of a turn are counted, not refused: the run has said
+        that its algorithm needs them."""
         if not len(self.downloads):
             return
-        self.spend(self.last_download, cycle.cohort, cycle.round, "download")
+        if exchange == 0:
+            self.spend(self.last_download, cycle.cohort, cycle.round, "download")
         self.downloads[cycle.cohort] += 1
         self.counts["downloads"] += len(cycle.cohort)
         self.counts["bytes_down"] += len(cycle.cohort) * size(message)
 
-    def receive(self, updates: Iterable[Update], cycle: Cycle, form: Message) -> Iterator[Update]:
+    def receive(self, updates: Iterable[Update], cycle: Cycle, form: Message, exchange: int = 0) -> Iterator[Update]:
         """Devices upload, one after the other. Strangers and repeats are not on the books: accept refuses them."""
-        waiting = set(cycle.cohort.tolist()) if len(self.uploads) else set()
+        waiting = set(cycle.cohort.tolist()) if len(self.uploads) and form else set()
         for update in updates:
             if update.device in waiting:
                 waiting.remove(update.device)
-                self.spend(self.last_upload, np.array([update.device]), cycle.round, "upload")
+                if exchange == 0:
+                    self.spend(self.last_upload, np.array([update.device]), cycle.round, "upload")
                 self.uploads[update.device] += 1
                 self.counts["uploads"] += 1
-                self.counts["device_updates"] += 1
+                self.counts["device_updates"] += "model" in form
                 self.counts["bytes_up"] += size(form if update.message is ELSEWHERE else update.message)
             yield update
 

@@ -1,6 +1,7 @@
 """Local training: E optimizer steps from the model received, each on a batch of the device's own data."""
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,20 +14,30 @@ from fedcluster.learner import Learner
 from fedcluster.optimizers import optimizer
 from fedcluster.rng import stream, torch_seed
 
-Correct = Callable[[Tensor, Tensor, Tensor], None]
+Correct = Callable[[Tensor, Tensor, Tensor], object]
 """A local rule: changes the gradient in place, given (gradient, w, the w that was received)."""
 
+
+class Rule(Protocol):
+    """An optimizer: moves w in place, given a gradient."""
+
+    def step(self, w: Tensor, g: Tensor) -> None: ...
+
+
 GATHER = 1200  # samples copied out of the data set at a time: two paper-sized devices, a few MB
+WHOLE = 250  # samples at a time where a gradient is over all of them
 
 
 class Batches:
-    """The E batches of one device in one cycle, drawn uniformly from its rows of the training set."""
+    """The batches of one device in one cycle, drawn uniformly from its rows of the training set."""
 
     def __init__(self, dataset: Dataset, rows: Ints, options: Local, seed: int, place: tuple[int, int, int]) -> None:
         self.dataset, self.rows, self.options, self.seed, self.place = dataset, rows, options, seed, place
+        self.steps = steps_of(options, seed, round=place[0], device=place[2])
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        steps, batch = self.options.steps, self.options.batch
+        """Samples and labels for E steps."""
+        steps, batch = self.steps, self.options.batch
         if batch == "full":
             yield from [self.gather(self.rows)] * steps
             return
@@ -36,28 +47,59 @@ class Batches:
             x, y = self.gather(drawn[start : start + several].reshape(-1))
             yield from zip(torch.split(x, batch), torch.split(y, batch), strict=True)
 
+    def whole(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All of the device's data, once."""
+        for start in range(0, len(self.rows), WHOLE):
+            yield self.gather(self.rows[start : start + WHOLE])
+
     def gather(self, rows: Ints) -> tuple[Tensor, Tensor]:
         """One copy of several batches out of the data set."""
         index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
         return self.dataset.inputs(self.dataset.x_train.index_select(0, index)), self.dataset.y_train[index]
 
 
+def steps_of(options: Local, seed: int, round: int, device: int) -> int:
+    """E, or where a range is given the device's own number for this round: server and device draw the same."""
+    if isinstance(options.steps, int):
+        return options.steps
+    least, most = options.steps
+    return int(stream(seed, "steps", round=round, device=device).integers(least, most + 1))
+
+
 @torch.no_grad()
-def descend(learner: Learner, start: Tensor, batches: Batches, correct: Correct | None = None) -> Tensor:
-    """w_0 = start;  w_{t+1} = step(w_t, correct(grad f(w_t; batch_t)));  returns w_E."""
+def descend(
+    learner: Learner, start: Tensor, batches: Batches, correct: Correct | None = None, rule: Rule | None = None
+) -> Tensor:
+    """w_0 = start;  w_{t+1} = step(w_t, correct(grad f(w_t; batch_t)));  returns w_E.
+
+    The one local loop. `rule` takes the step; left out, it is the experiment's optimizer, begun afresh.
+    """
     learner.load(start)
     learner.module.train()
-    device, w, g = learner.device, learner.w[: learner.size], learner.gradient
-    if learner.chain is not None and correct is None and batches.options.optimizer == "sgd":
+    device, w, g = learner.device, learner.w[..., : learner.size], learner.gradient
+    if learner.chain is not None and correct is None and rule is None and batches.options.optimizer == "sgd":
         for x, y in batches:
             learner.chain.descend(x.to(device), y.to(device), batches.options.lr)
         return learner.w.clone()
     torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
-    rule = optimizer(batches.options)
-    start = start[: learner.size]
+    rule = rule or optimizer(batches.options)
+    start = start[..., : learner.size]
     for x, y in batches:
         learner.differentiate(x.to(device), y.to(device))
         if correct is not None:
             correct(g, w, start)
         rule.step(w, g)
     return learner.w.clone()
+
+
+@torch.no_grad()
+def full_gradient(learner: Learner, w: Tensor, batches: Batches) -> Tensor:
+    """grad f_k(w) over all of the device's data."""
+    learner.load(w)
+    learner.module.train()
+    torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
+    total = torch.zeros_like(learner.gradient)
+    for x, y in batches.whole():
+        learner.differentiate(x.to(learner.device), y.to(learner.device))
+        total.add_(learner.gradient, alpha=y.shape[-1] / len(batches.rows))
+    return total

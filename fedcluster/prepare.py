@@ -17,8 +17,9 @@ from fedcluster.executor import Executor, InProcess
 from fedcluster.experiment import Experiment, Local
 from fedcluster.learner import Learner
 from fedcluster.ranks import Ranks, among_ranks
-from fedcluster.schedule import Schedule
-from fedcluster.state import State
+from fedcluster.schedule import Cycle, Schedule
+from fedcluster.stacked import Stacked, faster, stackable
+from fedcluster.state import Message, State
 from fedcluster.workers import Workers, sendable
 
 
@@ -32,10 +33,12 @@ class Setup:
     clusters: clusters.Clusters
     schedule: Schedule
     learner: Learner
-    algorithm: algorithms.Algorithm
+    algorithm: algorithms.FedAvg
+    optimizer: algorithms.ServerOptimizer | None
     executor: Executor
     evaluate: Evaluator
     start: State
+    new: Message  # what a device keeps that has not taken part
     devices: int  # on the ledger
 
 
@@ -50,46 +53,81 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
         )
     groups = clusters.build(options, everyone, seed)
     schedule = Schedule(options, everyone, groups, seed)
-    learner = Learner(models.build(experiment.model.name, dataset.shape, dataset.classes, seed), device)
+    central = experiment.method == "centralized"
+    local = pooled_budget(experiment, everyone, schedule) if central else experiment.local
+    algorithm = algorithms.build(local, seed)
+    module = models.build(experiment.model.name, dataset.shape, dataset.classes, seed)
+    learner = Learner(module, device, algorithm.objective)
     if experiment.model.init is not None:
         learner.load(starting_point(Path(experiment.model.init).expanduser(), learner))
     check_output(learner, dataset)
     evaluate = Evaluator(learner, dataset, everyone, seed)
-    start, local, devices = State(learner.w.clone()), experiment.local, len(everyone)
-    if experiment.method == "centralized":
-        local = pooled_budget(experiment, everyone, schedule)
+    devices = len(everyone)
+    if central:
         everyone, groups = pool(everyone, seed), clusters.Clusters(np.zeros(1, np.int32), 1)
         schedule = Schedule(options, everyone, groups, seed)
         devices = 0  # the data are in one place: nothing travels
-    algorithm = algorithms.build(local)
-    executor = InProcess(algorithm, learner, dataset, everyone, local, seed)
+    optimizer = None if central else algorithms.optimizer(experiment.server)
     return Setup(
-        experiment, dataset, everyone, groups, schedule, learner, algorithm, executor, evaluate, start, devices
+        experiment=experiment,
+        dataset=dataset,
+        fleet=everyone,
+        clusters=groups,
+        schedule=schedule,
+        learner=learner,
+        algorithm=algorithm,
+        optimizer=optimizer,
+        executor=InProcess(algorithm, learner, dataset, everyone, local, seed),
+        evaluate=evaluate,
+        start=algorithms.first_state(algorithm, optimizer, learner.w.clone(), learner.size),
+        new=algorithm.device_memory(learner.w, learner.size),
+        devices=devices,
     )
 
 
 def executor_of(experiment: Experiment, dataset: Dataset) -> InProcess:
     """What a worker process needs, built from the experiment: the same for everyone who builds it."""
     everyone = fleet.build(experiment.fleet, dataset, experiment.seed)
-    learner = Learner(models.build(experiment.model.name, dataset.shape, dataset.classes, experiment.seed))
-    return InProcess(algorithms.build(experiment.local), learner, dataset, everyone, experiment.local, experiment.seed)
+    algorithm = algorithms.build(experiment.local, experiment.seed)
+    module = models.build(experiment.model.name, dataset.shape, dataset.classes, experiment.seed)
+    learner = Learner(module, objective=algorithm.objective)
+    return InProcess(algorithm, learner, dataset, everyone, experiment.local, experiment.seed)
 
 
-def spread(setup: Setup, workers: int, display: Display) -> Setup:
-    """Let several processes train the cohorts, where there is something to share out: torchrun's, or our own."""
+def spread(setup: Setup, workers: int, cohorts: str, display: Display) -> Setup:
+    """Let a cohort be trained at once, or by several processes, torchrun's or our own, where there is something to
+    share out."""
     experiment, here = setup.experiment, setup.executor
-    if among_ranks() and isinstance(here, InProcess):
+    assert isinstance(here, InProcess)
+    setup.evaluate.threads = workers
+    if among_ranks():
         return replace(setup, executor=Ranks(here))
-    most = max(len(cycle.cohort) for cycle in setup.schedule.round(0))
-    count = min(workers, most)
-    if count < 2 or not isinstance(here, InProcess) or here.learner.device.type != "cpu":
+    largest = max(setup.schedule.round(0), key=lambda cycle: len(cycle.cohort))
+    count = min(workers, len(largest.cohort)) if here.learner.device.type == "cpu" else 1
+    if together(here, cohorts, largest, setup.algorithm.exchanges[0].broadcast(setup.start), count, display):
+        return replace(setup, executor=Stacked(here))
+    if count < 2:
         return setup
     if not sendable(experiment):
         display.say("training in one process: a function of the experiment cannot be imported by another")
         return setup
     cycles = experiment.rounds * setup.clusters.count
-    form = setup.algorithm.broadcast(setup.start)
-    return replace(setup, executor=Workers(count, cycles, here, experiment, form, display))
+    return replace(setup, executor=Workers(count, cycles, here, experiment, setup.start, display))
+
+
+def together(here: InProcess, cohorts: str, largest: Cycle, sent: Message, count: int, display: Display) -> bool:
+    """Whether a cohort is to be trained in stacks; what cannot be, is not."""
+    if cohorts == "sequential" or len(largest.cohort) < 2:
+        return False
+    why = stackable(here)
+    if why is not None:
+        display.say(f"training one device after the other: this model cannot be stacked ({why})")
+        return False
+    if cohorts == "stacked":
+        return True
+    won = faster(here, largest, sent, count)
+    display.say(f"cohorts are trained {'in stacks' if won else 'one device after the other'}, which is faster here")
+    return won
 
 
 def starting_point(path: Path, learner: Learner) -> torch.Tensor:
@@ -135,7 +173,7 @@ def pooled_budget(experiment: Experiment, everyone: fleet.Fleet, schedule: Sched
     """Centralized SGD spends in a round the samples that the fleet's cohorts spend: the paper's 1000 x 60."""
     options, local = experiment.centralized, experiment.local
     each = everyone.sizes.mean() if local.batch == "full" else local.batch
-    spent = schedule.cohort_size() * local.steps * each
+    spent = schedule.cohort_size() * local.mean_steps * each
     one_step = everyone.sizes.sum() if options.batch == "full" else options.batch
     steps = options.steps or max(1, round(spent / one_step))
     return local.model_copy(update={"algorithm": "fedavg", "steps": steps, "batch": options.batch})

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn import functional as F
 
 aten = torch.ops.aten
 
@@ -38,18 +37,39 @@ DIRECT: dict[Any, Callable[..., Any]] = {
 Program = Callable[[Tensor, Tensor], None]
 
 
+class Loss(nn.Module):
+    """The objective as a module, so that its weights can be replaced in a call."""
+
+    def __init__(self, module: nn.Module, objective: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.module, self.objective = module, objective
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.objective(self.module, x, y)
+
+    def at(self, weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """The objective with these weights in place of the module's own."""
+        named = {f"module.{name}": tensor for name, tensor in weights.items()}
+        value: Tensor = torch.func.functional_call(self, named, (x, y))
+        return value
+
+
 def straight_line(
-    module: nn.Module, weights: dict[str, Tensor], gradients: dict[str, Tensor], x: Tensor, y: Tensor
+    module: nn.Module,
+    objective: Callable[[nn.Module, Tensor, Tensor], Tensor],
+    weights: dict[str, Tensor],
+    gradients: dict[str, Tensor],
+    x: Tensor,
+    y: Tensor,
 ) -> Program | None:
-    """A function of (x, y), of these shapes, that leaves the gradient of the mean cross-entropy in `gradients`;
-    None for a module that this cannot be done for: one that draws random numbers or changes its buffers."""
-    names = list(weights)
+    """A function of (x, y), of these shapes, that leaves the gradient of the objective in `gradients`; None for a
+    module that this cannot be done for: one that draws random numbers or changes its buffers."""
+    names, loss = list(weights), Loss(module, objective)
 
     @torch.enable_grad()
     def gradient(tensors: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
         leaves = [tensor.detach().requires_grad_() for tensor in tensors]
-        scores = torch.func.functional_call(module, dict(zip(names, leaves, strict=True)), (x,))
-        return list(torch.autograd.grad(F.cross_entropy(scores, y), leaves))
+        return list(torch.autograd.grad(loss.at(dict(zip(names, leaves, strict=True)), x, y), leaves))
 
     try:
         traced = make_fx(gradient, tracing_mode="fake")([weights[name] for name in names], x, y)

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from fedcluster.accept import ELSEWHERE, Update
-from fedcluster.executor import InProcess
+from fedcluster.executor import InProcess, Memory
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message, State
 
@@ -25,11 +25,18 @@ class Ranks:
         self.here = here
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
 
-    def train(self, cycle: Cycle, received: Message) -> Iterator[Update]:
-        for place, device in enumerate(cycle.cohort.tolist()):
-            mine = place % self.world == self.rank
-            message = self.here.train_device(cycle.round, cycle.cycle, device, received) if mine else ELSEWHERE
+    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
+        message: Message
+        for number, device in enumerate(cycle.cohort.tolist()):
+            message = ELSEWHERE
+            if number % self.world == self.rank:
+                place = (cycle.round, cycle.cycle, device)
+                message, kept = self.here.train_device(exchange, place, received, memory.get(device))
+                if kept:
+                    memory[device] = kept
             yield Update(device, cycle.round, cycle.cycle, message)
+        for number, device in enumerate(cycle.cohort.tolist() if self.here.new else []):
+            memory[device] = hand_round(memory.get(device, self.here.new), number % self.world)
 
     def close(self) -> None:
         pass
@@ -66,16 +73,27 @@ def leading() -> bool:
     return not among_ranks() or os.environ["RANK"] == "0"
 
 
-def agree(state: State) -> State:
-    """Everybody goes on from where rank 0 is."""
+def agree(state: State, new: Message) -> State:
+    """Everybody goes on from where rank 0 is. `new` is what a device that has not taken part keeps."""
     if not distributed.is_initialized():
         return state
-    position = torch.tensor([state.round, state.cycle], device=state.model.device)
-    model = state.model.clone()
+    position = torch.tensor([state.round, state.cycle, len(state.devices)], device=state.model.device)
     distributed.broadcast(position, 0)
-    distributed.broadcast(model, 0)
-    round, cycle = position.tolist()
-    return State(model, round, cycle)
+    round, cycle, count = position.tolist()
+    known = torch.tensor(sorted(state.devices) or [0] * count, dtype=torch.int64, device=state.model.device)
+    if count:
+        distributed.broadcast(known, 0)
+    memory = {device: hand_round(state.devices.get(device, new), 0) for device in known.tolist()}
+    kept = hand_round({"model": state.model} | state.server, 0)
+    return State(kept.pop("model"), kept, memory, round, cycle)
+
+
+def hand_round(message: Message, source: int) -> Message:
+    """What `source` has under these names."""
+    copies = {name: tensor.clone() for name, tensor in message.items()}
+    for tensor in copies.values():
+        distributed.broadcast(tensor, source)
+    return copies
 
 
 def everywhere(number: int) -> int:

@@ -15,7 +15,8 @@ from fedcluster.state import State
 
 Line = dict[str, Any]
 
-SAVE_EVERY = 2.0  # seconds between checkpoints, so that saving costs little however short a round is
+SAVE_EVERY = 2.0  # seconds between checkpoints, so that saving costs little however short a round is,
+SAVE_SHARE = 20  # and at least so many times what the last one took, however much devices keep
 
 
 class Recorder:
@@ -38,7 +39,8 @@ class Recorder:
         self.rounds = Lines(folder / "metrics.jsonl" if folder else None, history or [])
         self.cycles = Lines(folder / "cycles.jsonl" if folder else None, turns or [])
         before: float = self.rounds.lines[-1]["elapsed"] if self.rounds.lines else 0.0
-        self.mark = self.saved = time.perf_counter()
+        self.mark = time.perf_counter()
+        self.save_at = self.mark + SAVE_EVERY
         self.began = self.mark - before
         self.refused = ledger.counts["refused"]
 
@@ -81,11 +83,13 @@ class Recorder:
 
     def save(self, state: State, now: bool = False) -> None:
         """A checkpoint, once its lines are on the disk."""
-        if self.folder and (now or time.perf_counter() - self.saved > SAVE_EVERY):
+        began = time.perf_counter()
+        if self.folder and (now or began > self.save_at):
             self.rounds.sync()
             self.cycles.sync()
             checkpoint.store(self.folder / "checkpoint", state, self.ledger, self.seconds)
-            self.saved = time.perf_counter()
+            ended = time.perf_counter()
+            self.save_at = ended + max(SAVE_EVERY, (ended - began) * SAVE_SHARE)
         self.mark = time.perf_counter()
 
     def close(self) -> None:

@@ -1,17 +1,20 @@
 """The state of a run: everything that the next cycle depends on, besides the experiment itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 Message = dict[str, Tensor]
-"""What travels between server and device: flat vectors by name."""
+"""What travels between server and device, and what either keeps: flat vectors by name."""
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The global model W_{jM+K} and the position: round j and cycle K come next."""
+    """The global model W_{jM+K}, what the server and the devices keep, and the position: round j and cycle K come
+    next. Only devices that have taken part and have something to keep are in `devices`, which grows in place."""
 
     model: Tensor
+    server: Message = field(default_factory=dict)
+    devices: dict[int, Message] = field(default_factory=dict)
     round: int = 0
     cycle: int = 0

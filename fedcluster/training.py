@@ -16,8 +16,9 @@ from torch import nn
 
 import fedcluster
 from fedcluster.accept import accept
+from fedcluster.algorithms import exchanged
 from fedcluster.display import Display, suited
-from fedcluster.errors import BadRun, Diverged
+from fedcluster.errors import BadExperiment, BadRun, BudgetExceeded, Diverged
 from fedcluster.experiment import Experiment
 from fedcluster.folder import Folder
 from fedcluster.ledger import Ledger
@@ -25,6 +26,7 @@ from fedcluster.plots import curves
 from fedcluster.prepare import Setup, prepare, spread
 from fedcluster.ranks import agree, everywhere, joined, leading, restarts
 from fedcluster.record import Line, Recorder, read_lines
+from fedcluster.stacked import Stacked
 from fedcluster.state import State
 
 
@@ -44,26 +46,55 @@ def run(
     display: Display | None = None,
     workers: int = 1,
     device: str = "cpu",
+    cohorts: str = "sequential",
+    strict_budget: bool = False,
 ) -> Result:
     """Train. With `out`, everything is written there, and `resume` goes on where an earlier run stopped.
-    `workers` processes share the work; their number changes nothing but the time."""
+
+    `workers` processes share the work; their number changes nothing but the time. `cohorts` may be trained
+    "sequential", "stacked" (see `stacked`), or in whichever way "auto" finds faster. `strict_budget` refuses
+    algorithms that need more than one download and one upload a device and round.
+    """
+    check_device(device)
     display = (display or suited()) if leading() else Display()
     folder = Folder(Path(out), experiment, resume or restarts() > 0) if out is not None and leading() else None
     with closing(folder) if folder else nullcontext(), repeatable(), display, joined(device):
         setup = prepare(experiment, display, device)
+        keep_budget(setup, strict_budget, display)
         if everywhere(folder is not None and folder.finished):
             display.say(f"{out} is finished: nothing to do")
             return finished(folder, setup) if folder else Result([], setup.learner.module)
         display.announce(banner(setup))
-        setup = spread(setup, workers, display)
+        if cohorts == "auto" and folder:
+            cohorts = folder.noted("cohorts") or cohorts
+        setup = spread(setup, workers, cohorts, display)
         recorder, state = begin(setup, folder, display)
         with closing(setup.executor), closing(recorder):
-            state = train(setup, recorder, agree(state))
+            state = train(setup, recorder, agree(state, setup.new))
             recorder.save(state, now=True)
         if folder:
             finish(folder, setup, state, recorder.history)
         setup.learner.load(state.model)
         return Result(recorder.history, setup.learner.module, folder.path if folder else None)
+
+
+def check_device(device: str) -> None:
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise BadExperiment(f"--device {device} cannot be used here ({str(error).splitlines()[0]}): try cpu") from None
+
+
+def keep_budget(setup: Setup, strict: bool, display: Display) -> None:
+    """FedCluster's budget is one download and one upload a device and round; say so when an algorithm needs more."""
+    down, up = (len(messages) for messages in exchanged(setup.algorithm, setup.start))
+    if (down, up) == (1, 1) or not setup.devices:
+        return
+    name = setup.experiment.local.algorithm
+    needs = f"{name} needs {down} downloads and {up} upload{'s' * (up != 1)} a device and round"
+    if strict:
+        raise BudgetExceeded(f"{needs}, and the budget is one of each: take another algorithm, or not --strict-budget")
+    display.say(f"{needs}, more than the budget of one of each; the ledger counts them")
 
 
 def begin(setup: Setup, folder: Folder | None, display: Display) -> tuple[Recorder, State]:
@@ -73,7 +104,7 @@ def begin(setup: Setup, folder: Folder | None, display: Display) -> tuple[Record
         display.begin(rounds, cycles, done=0)
         return Recorder(None, display, Ledger(setup.devices)), setup.start
     folder.begin(facts(setup))
-    state, ledger, seconds, history, turns = folder.restore(setup.start, setup.devices, cycles, display)
+    state, ledger, seconds, history, turns = folder.restore(setup.start, setup.new, setup.devices, cycles, display)
     if folder.begun:
         display.say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
     display.begin(rounds, cycles, done=state.round)
@@ -85,11 +116,15 @@ def train(setup: Setup, recorder: Recorder, state: State) -> State:
     ledger = recorder.ledger
     for j in range(state.round, setup.experiment.rounds):
         for cycle in setup.schedule.round(j)[state.cycle :]:
-            sent = setup.algorithm.broadcast(state)
-            ledger.send(cycle, sent)
-            uploads = ledger.receive(setup.executor.train(cycle, sent), cycle, form=sent)
-            updates = accept(uploads, cycle, sent, ledger.refuse)
-            before, state = state, setup.algorithm.combine(state, updates)  # W_{jM+K} -> W_{jM+K+1}
+            before = state
+            for number, exchange in enumerate(setup.algorithm.exchanges):  # of nearly every algorithm: one
+                sent, form = exchange.broadcast(state), exchange.form(state)
+                ledger.send(cycle, sent, number)
+                uploads = setup.executor.train(cycle, sent, number, state.devices)
+                updates = accept(ledger.receive(uploads, cycle, form, number), cycle, form, ledger.refuse)
+                state = exchange.combine(state, updates, cycle)  # W_{jM+K} -> W_{jM+K+1}
+            if setup.optimizer is not None:
+                state = setup.optimizer.step(before, state)
             state = replace(state, cycle=cycle.cycle + 1)
             recorder.cycle(cycle, state, changed=state.model is not before.model)
         state = replace(state, round=j + 1, cycle=0)
@@ -131,6 +166,7 @@ def facts(setup: Setup) -> dict[str, Any]:
         "parameters": setup.learner.parameters,
         "devices": len(setup.fleet),
         "clusters": setup.clusters.count,
+        "cohorts": "stacked" if isinstance(setup.executor, Stacked) else "sequential",
         "fingerprints": {
             "data": setup.dataset.digest(),
             "clusters": sha256(setup.clusters.assignment.tobytes()).hexdigest(),

@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch import multiprocessing as mp
 
 from fedcluster.accept import Update
@@ -27,14 +26,27 @@ from fedcluster.allocator import keep_memory
 from fedcluster.dataset import Dataset
 from fedcluster.display import Display
 from fedcluster.errors import FedClusterError
-from fedcluster.executor import InProcess
+from fedcluster.executor import InProcess, Memory
 from fedcluster.experiment import Experiment
 from fedcluster.schedule import Cycle
-from fedcluster.state import Message
+from fedcluster.state import Message, State
 
 AHEAD = 2  # devices that a worker holds: one that it trains, one that waits so that it need not
 REPLACEMENTS = 3  # workers started anew, for each that there is, before we go on with fewer
 WORTH_STARTING = 10.0  # seconds of training left; a worker takes a few to start
+
+
+Place = tuple[int, int, int]
+"""Round, cycle and device."""
+
+
+@dataclass(eq=False)
+class Rooms:
+    """Shared memory for one of the algorithm's exchanges: the broadcast, and slots for what devices send and keep."""
+
+    received: Message
+    sent: Message
+    memory: Message
 
 
 @dataclass(eq=False)
@@ -52,19 +64,21 @@ class Workers:
     to do; until one is ready, and if none is left, we go on alone."""
 
     def __init__(
-        self, count: int, cycles: int, here: InProcess, experiment: Experiment, form: Message, display: Display
+        self, count: int, cycles: int, here: InProcess, experiment: Experiment, start: State, display: Display
     ) -> None:
         self.here, self.experiment, self.display = here, experiment, display
         self.context = mp.get_context("spawn")
         self.slots = (AHEAD + 1) * count
-        self.received = {name: shared(1, tensor)[0] for name, tensor in form.items()}
-        self.sent = {name: shared(self.slots, tensor) for name, tensor in form.items()}
+        self.rooms = [
+            Rooms(shared(1, e.broadcast(start)), shared(self.slots, e.form(start)), shared(self.slots, here.new))
+            for e in here.exchanges
+        ]
         self.to_start, self.spare, self.cycles = count - 1, REPLACEMENTS * count, cycles
         self.workers: list[Worker] = []
 
     def start(self) -> None:
         ours, theirs = self.context.Pipe()
-        arguments = (theirs, self.experiment, self.here.dataset, self.received, self.sent)
+        arguments = (theirs, self.experiment, self.here.dataset, self.rooms)
         process = self.context.Process(target=work, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -78,37 +92,42 @@ class Workers:
         while not all(worker.ready for worker in self.workers):
             self.listen(set())
 
-    def train(self, cycle: Cycle, received: Message) -> Iterator[Update]:
+    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
         began = time.perf_counter()
-        self.cycles -= 1
+        self.cycles -= exchange == 0
         self.listen(set(), timeout=0)
         if any(worker.ready for worker in self.workers):
-            yield from self.train_together(cycle, received)
+            yield from self.train_together(cycle, received, exchange, memory)
         else:
-            yield from self.here.train(cycle, received)
+            yield from self.here.train(cycle, received, exchange, memory)
         while self.to_start and (time.perf_counter() - began) * self.cycles >= WORTH_STARTING:
             self.to_start -= 1
             self.start()
 
-    def train_together(self, cycle: Cycle, received: Message) -> Iterator[Update]:
-        for name, tensor in received.items():
-            self.received[name].copy_(tensor)
-        cohort = cycle.cohort.tolist()
-        waiting, done, ours = deque(range(len(cohort))), set[int](), dict[int, Message]()
-        for first, device in enumerate(cohort):
+    def train_together(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
+        rooms = self.rooms[exchange]
+        put(received, rooms.received, 0)
+        places = [(cycle.round, cycle.cycle, device) for device in cycle.cohort.tolist()]
+        waiting, done, ours = deque(range(len(places))), set[int](), dict[int, tuple[Message, Message]]()
+        for first, (_, _, device) in enumerate(places):
             while first not in done and first not in ours:
-                self.hand_out(waiting, cohort, cycle, first)
+                self.hand_out(waiting, places, exchange, memory, first)
                 if waiting and waiting[0] < first + self.slots:
-                    place = waiting.popleft()
-                    ours[place] = self.here.train_device(cycle.round, cycle.cycle, cohort[place], received)
+                    mine = waiting.popleft()
+                    own = memory.get(places[mine][2])
+                    ours[mine] = self.here.train_device(exchange, places[mine], received, own)
                     timeout: float | None = 0
                 else:
                     timeout = None
                 waiting.extendleft(sorted(self.listen(done, timeout), reverse=True))
-            message = ours.pop(first, None) or {name: room[first % self.slots] for name, room in self.sent.items()}
+            slot = first % self.slots
+            there = take(rooms.sent, slot), take(rooms.memory, slot)
+            message, kept = ours.pop(first, there)
+            if kept:
+                memory[device] = {name: tensor.clone() for name, tensor in kept.items()}
             yield Update(device, cycle.round, cycle.cycle, message)
 
-    def hand_out(self, waiting: deque[int], cohort: list[int], cycle: Cycle, first: int) -> None:
+    def hand_out(self, waiting: deque[int], places: list[Place], exchange: int, memory: Memory, first: int) -> None:
         """Give every free worker the next device, as long as its update has a slot to go to; what a worker gets
         ahead of time must leave one for ourselves."""
         for hand in range(AHEAD):
@@ -117,8 +136,10 @@ class Workers:
                 if worker.ready and len(worker.holds) == hand and enough:
                     place = waiting.popleft()
                     worker.holds.append(place)
+                    slot = place % self.slots
+                    put(memory.get(places[place][2], self.here.new), self.rooms[exchange].memory, slot)
                     with suppress(OSError):  # if it has just died, listen will find out
-                        worker.line.send((cycle.round, cycle.cycle, cohort[place], place % self.slots))
+                        worker.line.send((exchange, places[place], slot))
 
     def listen(self, done: set[int], timeout: float | None = None) -> list[int]:
         """Note who is ready and what is done; places of a worker that died come back."""
@@ -168,9 +189,7 @@ class Workers:
         self.workers = []
 
 
-def work(
-    line: Connection, experiment: Experiment, dataset: Dataset, received: Message, sent: dict[str, Tensor]
-) -> None:
+def work(line: Connection, experiment: Experiment, dataset: Dataset, rooms: list[Rooms]) -> None:
     """The life of a worker: until the line is closed, train a device and leave its update in the slot given."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_memory()
@@ -181,9 +200,12 @@ def work(
         executor = executor_of(experiment, dataset)
         line.send("ready")
         while True:
-            round, cycle, device, slot = line.recv()
-            for name, tensor in executor.train_device(round, cycle, device, received).items():
-                sent[name][slot].copy_(tensor)
+            exchange, place, slot = line.recv()
+            room = rooms[exchange]
+            received, memory = take(room.received, 0), take(room.memory, slot)
+            message, kept = executor.train_device(exchange, place, received, memory)
+            put(message, room.sent, slot)
+            put(kept, room.memory, slot)
             line.send("done")
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
@@ -193,10 +215,21 @@ def work(
         line.send(RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
 
 
-def shared(count: int, like: Tensor) -> Tensor:
-    """Room for `count` tensors, in memory that processes share."""
-    room: Tensor = torch.zeros(count, *like.shape, dtype=like.dtype).share_memory_()  # type: ignore[no-untyped-call]
-    return room
+def shared(count: int, form: Message) -> Message:
+    """Room for `count` messages of this form, in memory that processes share."""
+    return {
+        name: torch.zeros(count, *tensor.shape, dtype=tensor.dtype).share_memory_()  # type: ignore[no-untyped-call]
+        for name, tensor in form.items()
+    }
+
+
+def put(message: Message, room: Message, slot: int) -> None:
+    for name, tensor in message.items():
+        room[name][slot].copy_(tensor)
+
+
+def take(room: Message, slot: int) -> Message:
+    return {name: tensor[slot] for name, tensor in room.items()}
 
 
 def cores() -> int:

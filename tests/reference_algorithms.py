@@ -215,11 +215,9 @@ def fedmax(turn: Turn, options: dict[str, Any], memory: Memory) -> Array:
 
 
 def fedl(turn: Turn, options: dict[str, Any], memory: Memory) -> Array:
-    """Dinh et al. 2021."""
-    eta_f: float = options["eta"]
-    F: Array = memory.get("F", np.zeros_like(turn.W))
-    G_k = {k: turn.G(k, turn.W) for k in turn.cohort}
-    w_k = turn.train(lambda k, w, batch: turn.g(k, w, batch) + eta_f * F - G_k[k])
+    """Dinh et al. 2021. Without a server's gradient yet, steps are plain."""
+    tilt = {k: options["eta"] * memory["F"] - turn.G(k, turn.W) if "F" in memory else 0.0 for k in turn.cohort}
+    w_k = turn.train(lambda k, w, batch: turn.g(k, w, batch) + tilt[k])
     memory["F"] = turn.average({k: turn.G(k, w_k[k]) for k in turn.cohort})
     return turn.average(w_k)
 

@@ -12,7 +12,7 @@ from fedcluster import prepare, training
 from fedcluster.accept import Update, accept
 from fedcluster.display import Display
 from fedcluster.errors import BudgetExceeded, Diverged
-from fedcluster.executor import InProcess
+from fedcluster.executor import InProcess, Memory
 from fedcluster.ledger import Ledger
 from fedcluster.record import Recorder
 from fedcluster.schedule import Cycle
@@ -65,8 +65,8 @@ class Attacked(InProcess):
     nonsense: tuple[int, ...] = (0, 1, 2)
     silent: tuple[int, ...] = (3, 4)
 
-    def train(self, cycle: Cycle, received: Message) -> Iterator[Update]:
-        for honest in super().train(cycle, received):
+    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
+        for honest in super().train(cycle, received, exchange, memory):
             if honest.device in self.nonsense:
                 yield Update(
                     honest.device, honest.round, honest.cycle, {"model": honest.message["model"] * float("nan")}
@@ -99,9 +99,9 @@ def attacked(described: fedcluster.Experiment, kind: type[InProcess]) -> tuple[t
 
 def test_the_model_is_the_average_of_those_who_are_left() -> None:
     class OnlyHonest(InProcess):
-        def train(self, cycle: Cycle, received: Message) -> Iterator[Update]:
+        def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
             gone = Attacked.nonsense + Attacked.silent
-            return (u for u in super().train(cycle, received) if u.device not in gone)
+            return (u for u in super().train(cycle, received, exchange, memory) if u.device not in gone)
 
     model, recorder = attacked(experiment(), Attacked)
     honest, _ = attacked(experiment(), OnlyHonest)
@@ -116,8 +116,8 @@ def test_the_model_is_the_average_of_those_who_are_left() -> None:
 
 def test_a_cycle_without_updates_leaves_the_model() -> None:
     class DarkCluster(InProcess):
-        def train(self, cycle: Cycle, received: Message) -> Iterator[Update]:
-            return super().train(cycle, received) if cycle.cluster == 0 else iter(())
+        def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
+            return super().train(cycle, received, exchange, memory) if cycle.cluster == 0 else iter(())
 
     _, recorder = attacked(experiment(), DarkCluster)
     assert recorder.history[-1]["aggregations"] == 2  # of four cycles

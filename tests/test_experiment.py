@@ -40,6 +40,15 @@ momentum = 0.5
 betas = [0.9, 0.999]
 eps = 1e-8
 mu = 0.1
+beta = 1.0
+eta = 1.0
+option = "II"
+reset = "never"
+[server]
+optimizer = "none"
+lr = 1.0
+betas = [0.9, 0.99]
+tau = 1e-3
 [centralized]
 batch = 60
 """

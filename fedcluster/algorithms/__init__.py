@@ -1,43 +1,84 @@
 """Federated algorithms, one short file each: three verbs, the same in simulation and in deployment.
 
-    broadcast(state)                     what the server sends
-    train(learner, received, batches)    what a device does with it, and sends back
-    combine(state, updates)              how the server uses what came back
+    broadcast(state)                             what the server sends
+    train(learner, received, batches, memory)    what a device does with it, what it keeps, and what it sends back
+    combine(state, updates, cycle)               how the server uses what came back
 
-A message is a dict of flat vectors by name. A local rule, which only changes the gradient, is one function.
+A message is a dict of flat vectors by name. An algorithm of one's own begins from FedAvg, which has all of them; a
+local rule, which only changes the gradient, is one function.
 """
 
-from collections.abc import Iterable
-from typing import Protocol
+from torch import Tensor
 
-from fedcluster.accept import Accepted
-from fedcluster.algorithms.fedavg import FedAvg
+from fedcluster.algorithms.fedavg import FedAvg, LocalRule
+from fedcluster.algorithms.fedl import Fedl
+from fedcluster.algorithms.fedmax import FedMax
+from fedcluster.algorithms.fednova import FedNova
 from fedcluster.algorithms.fedprox import FedProx
-from fedcluster.experiment import Local, found
-from fedcluster.learner import Learner
-from fedcluster.local import Batches
+from fedcluster.algorithms.fedsvrg import FedSvrg
+from fedcluster.algorithms.mime import Mime, MimeLite
+from fedcluster.algorithms.pr_spider import PRSpider
+from fedcluster.algorithms.scaffold import Scaffold
+from fedcluster.algorithms.server import ServerOptimizer
+from fedcluster.algorithms.vrl_sgd import VrlSgd
+from fedcluster.experiment import Local, Server, found
 from fedcluster.state import Message, State
 
-
-class Algorithm(Protocol):
-    def broadcast(self, state: State) -> Message: ...
-    def train(self, learner: Learner, received: Message, batches: Batches) -> Message: ...
-    def combine(self, state: State, updates: Iterable[Accepted]) -> State: ...
+__all__ = ["FedAvg", "ServerOptimizer", "build", "exchanged", "first_state", "optimizer"]
 
 
-def build(options: Local) -> Algorithm:
+def build(options: Local, seed: int) -> FedAvg:
     """The algorithm that `local.algorithm` stands for. A class of one's own is built with the options;
     a function of one's own is a local rule inside FedAvg."""
     match options.algorithm:
         case "fedavg":
-            return FedAvg()
+            return FedAvg(options)
         case "fedprox":
-            return FedProx(options.mu)
+            return FedProx(options)
+        case "scaffold":
+            return Scaffold(options)
+        case "fednova":
+            return FedNova(options, seed)
+        case "mime":
+            return Mime(options)
+        case "mimelite":
+            return MimeLite(options)
+        case "fedmax":
+            return FedMax(options)
+        case "fedl":
+            return Fedl(options)
+        case "vrl_sgd":
+            return VrlSgd(options)
+        case "fedsvrg":
+            return FedSvrg(options)
+        case "pr_spider":
+            return PRSpider(options)
         case str() as name:
             own = found(name)
         case thing:
             own = thing
     if isinstance(own, type):
-        algorithm: Algorithm = own(options)
+        algorithm: FedAvg = own(options)
         return algorithm
-    return FedAvg(own)
+    return LocalRule(options, own)
+
+
+def optimizer(options: Server) -> ServerOptimizer | None:
+    return None if options.optimizer == "none" else ServerOptimizer(options)
+
+
+def first_state(algorithm: FedAvg, optimizer: ServerOptimizer | None, model: Tensor, size: int) -> State:
+    """The state before the first cycle: W_0, and what the server keeps."""
+    server: Message = {}
+    for exchange in algorithm.exchanges:
+        server |= exchange.server_memory(model, size)
+    if optimizer is not None:
+        server |= optimizer.server_memory(model, size)
+    return State(model, server)
+
+
+def exchanged(algorithm: FedAvg, state: State) -> tuple[list[list[str]], list[list[str]]]:
+    """The names of the tensors in each download and in each upload of a device's turn."""
+    down = [list(exchange.broadcast(state)) for exchange in algorithm.exchanges]
+    up = [list(exchange.form(state)) for exchange in algorithm.exchanges]
+    return [names for names in down if names], [names for names in up if names]

@@ -3,29 +3,66 @@ Networks from Decentralized Data, AISTATS 2017.
 
     w_k   = E optimizer steps on f_k from W
     W_new = sum_k p_k w_k / sum_k p_k      over the updates accepted from the cohort
+
+The other algorithms say only in what they differ from it.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 
+from torch import Tensor
+
 from fedcluster.accept import Accepted
 from fedcluster.aggregate import average
-from fedcluster.learner import Learner
+from fedcluster.experiment import Local
+from fedcluster.learner import Learner, Objective, cross_entropy
 from fedcluster.local import Batches, Correct, descend
+from fedcluster.schedule import Cycle
 from fedcluster.state import Message, State
 
 
 class FedAvg:
-    def __init__(self, correct: Correct | None = None) -> None:
-        self.correct = correct
+    objective: Objective = staticmethod(cross_entropy)
+    correct: Correct | None = None
+
+    def __init__(self, options: Local) -> None:
+        self.options = options
+
+    @property
+    def exchanges(self) -> "tuple[FedAvg, ...]":
+        """What server and cohort exchange in a cycle, in order. Nearly always a model for a model, once."""
+        return (self,)
+
+    def server_memory(self, model: Tensor, size: int) -> Message:
+        """What the server keeps from cycle to cycle, at the start. The first `size` numbers of w are trained."""
+        return {}
+
+    def device_memory(self, model: Tensor, size: int) -> Message:
+        """What a device keeps from one turn to the next, before its first."""
+        return {}
 
     def broadcast(self, state: State) -> Message:
         return {"model": state.model}
 
-    def train(self, learner: Learner, received: Message, batches: Batches) -> Message:
+    def form(self, state: State) -> Message:
+        """The names and shapes of what a device sends back."""
+        return {"model": state.model}
+
+    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
         return {"model": descend(learner, received["model"], batches, self.correct)}
 
-    def combine(self, state: State, updates: Iterable[Accepted]) -> State:
-        weighted = ((update.weight, update.message["model"]) for update in updates)
-        model = average(weighted, like=state.model)
-        return state if model is None else replace(state, model=model)
+    def combine(self, state: State, updates: Iterable[Accepted], cycle: Cycle) -> State:
+        mean = average(((update.weight, update.message) for update in updates), like=self.form(state))
+        return state if mean is None else self.move(state, mean, cycle)
+
+    def move(self, state: State, mean: Message, cycle: Cycle) -> State:
+        """The next state, given the average of what came back."""
+        return replace(state, model=mean["model"])
+
+
+class LocalRule(FedAvg):
+    """FedAvg with a function of one's own that corrects the gradient."""
+
+    def __init__(self, options: Local, correct: Correct) -> None:
+        super().__init__(options)
+        self.correct = correct

@@ -12,9 +12,5 @@ from fedcluster.algorithms.fedavg import FedAvg
 
 
 class FedProx(FedAvg):
-    def __init__(self, mu: float) -> None:
-        super().__init__(self.pull)
-        self.mu = mu
-
-    def pull(self, gradient: Tensor, w: Tensor, received: Tensor) -> None:
-        gradient.add_(w, alpha=self.mu).sub_(received, alpha=self.mu)
+    def correct(self, gradient: Tensor, w: Tensor, received: Tensor) -> None:
+        gradient.add_(w, alpha=self.options.mu).sub_(received, alpha=self.options.mu)

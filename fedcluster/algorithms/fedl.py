@@ -1,0 +1,44 @@
+"""FEDL. Dinh, Tran, Nguyen, Hong, Bao, Zomaya, Gramoli: Federated Learning over Wireless Networks: Convergence
+Analysis and Resource Allocation, IEEE/ACM Transactions on Networking 2021.
+
+A device minimises its own loss, tilted so that at W it descends as the fleet does:
+
+    J_k(w) = f_k(w) + <eta F - grad f_k(W), w>,    so that a local step uses  g + eta F - grad f_k(W)
+
+F is what the server holds for the gradient of the fleet: the average of grad f_k(w_k) over the cohort of the cycle
+before, which devices send with their models. Until there is one, in the very first cycle, steps are plain.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcluster.algorithms.fedavg import FedAvg
+from fedcluster.learner import Learner
+from fedcluster.local import Batches, descend, full_gradient
+from fedcluster.schedule import Cycle
+from fedcluster.state import Message, State
+
+
+class Fedl(FedAvg):
+    def server_memory(self, model: Tensor, size: int) -> Message:
+        return {"gradient": torch.zeros_like(model[:size])}
+
+    def broadcast(self, state: State) -> Message:
+        return {"model": state.model, "gradient": state.server["gradient"]}
+
+    def form(self, state: State) -> Message:
+        return {"model": state.model, "gradient": state.server["gradient"]}
+
+    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+        start, fleet = received["model"], received["gradient"]
+        if fleet.any():
+            tilt = self.options.eta * fleet - full_gradient(learner, start, batches)
+            w = descend(learner, start, batches, correct=lambda gradient, w, start: gradient.add_(tilt))
+        else:
+            w = descend(learner, start, batches)
+        return {"model": w, "gradient": full_gradient(learner, w, batches)}
+
+    def move(self, state: State, mean: Message, cycle: Cycle) -> State:
+        return replace(state, model=mean["model"], server=state.server | {"gradient": mean["gradient"]})

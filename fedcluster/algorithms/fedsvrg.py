@@ -1,0 +1,32 @@
+"""FSVRG. Konečný, McMahan, Ramage, Richtárik: Federated Optimization: Distributed Machine Learning for On-Device
+Intelligence, 2016 (its Algorithm 3, with averages weighted by samples).
+
+Two exchanges: the cohort first sends its gradients at W, whose average c it then descends around:
+
+    g(w) - g(W) + c        both gradients on the same batch
+"""
+
+from torch import Tensor
+
+from fedcluster.algorithms.fedavg import FedAvg
+from fedcluster.algorithms.gradient import PooledGradient
+from fedcluster.learner import Learner
+from fedcluster.local import Batches, descend
+from fedcluster.state import Message, State
+
+
+class FedSvrg(FedAvg):
+    @property
+    def exchanges(self) -> tuple[FedAvg, ...]:
+        return PooledGradient(self.options), self
+
+    def broadcast(self, state: State) -> Message:
+        return {"model": state.model, "gradient": state.server["gradient"]}
+
+    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+        pooled = received["gradient"]
+
+        def anchor(gradient: Tensor, w: Tensor, start: Tensor) -> None:
+            gradient.sub_(learner.gradient_at(start)).add_(pooled)
+
+        return {"model": descend(learner, received["model"], batches, correct=anchor)}

@@ -1,0 +1,108 @@
+"""Mime and MimeLite. Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh: Breaking the Centralized Barrier for
+Cross-Device Federated Learning, NeurIPS 2021.
+
+The statistics s of the optimizer stay with the server. Local steps apply them and do not change them:
+
+    w <- w - lr U(d, s),    d = g(w) - g(W) + c  in Mime,  d = g(w)  in MimeLite
+    s <- V(c, s)            once a cycle, c = the cohort's average gradient at W over all its data
+
+    sgd        U = d
+    momentum   U = (1 - b) d + b m                    V: m <- (1 - b) c + b m
+    adam       U = a step of Adam with the statistics that d would give, which are then put back
+               V: m <- b1 m + (1 - b1) c,  v <- b2 v + (1 - b2) c^2,  t <- t + 1
+
+Mime needs c before the local steps: an exchange of its own. MimeLite sends its gradients with its models.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcluster.algorithms.fedavg import FedAvg
+from fedcluster.algorithms.gradient import PooledGradient
+from fedcluster.experiment import Local
+from fedcluster.learner import Learner
+from fedcluster.local import Batches, descend, full_gradient
+from fedcluster.schedule import Cycle
+from fedcluster.state import Message, State
+
+
+class Applied:
+    """The optimizer with the server's statistics held fast: w <- w - lr U(d, s)."""
+
+    def __init__(self, options: Local, statistics: Message) -> None:
+        self.options, self.statistics = options, statistics
+
+    def step(self, w: Tensor, d: Tensor) -> None:
+        options, s = self.options, self.statistics
+        if options.optimizer == "momentum":
+            b = options.momentum
+            w.add_(d, alpha=-options.lr * (1 - b)).add_(s["m"], alpha=-options.lr * b)
+        elif options.optimizer == "adam":
+            (b1, b2), t = options.betas, float(s["t"]) + 1
+            m = s["m"].lerp(d, 1 - b1)
+            v = (s["v"] * b2).addcmul(d, d, value=1 - b2)
+            w.addcdiv_(m, v.div_(1 - b2**t).sqrt_().add_(options.eps), value=-options.lr / (1 - b1**t))
+        else:
+            w.add_(d, alpha=-options.lr)
+
+
+def renewed(options: Local, s: Message, gradient: Tensor) -> Message:
+    """V: the statistics after one more gradient."""
+    if options.optimizer == "momentum":
+        return {"m": s["m"].lerp(gradient, 1 - options.momentum)}
+    if options.optimizer == "adam":
+        b1, b2 = options.betas
+        v = (s["v"] * b2).addcmul_(gradient, gradient, value=1 - b2)
+        return {"m": s["m"].lerp(gradient, 1 - b1), "v": v, "t": s["t"] + 1}
+    return {}
+
+
+class MimeLite(FedAvg):
+    def server_memory(self, model: Tensor, size: int) -> Message:
+        zeros = torch.zeros_like(model[:size])
+        kinds = {"sgd": {}, "momentum": {"m": zeros}, "adam": {"m": zeros, "v": zeros, "t": zeros[:1]}}
+        return {"gradient": zeros} | kinds[self.options.optimizer]
+
+    def statistics(self, server: Message) -> Message:
+        return {name: tensor for name, tensor in server.items() if name in ("m", "v", "t")}
+
+    def broadcast(self, state: State) -> Message:
+        return {"model": state.model} | self.statistics(state.server)
+
+    def form(self, state: State) -> Message:
+        return {"model": state.model, "gradient": state.server["gradient"]}
+
+    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+        gradient = full_gradient(learner, received["model"], batches)
+        applied = Applied(self.options, self.statistics(received))
+        return {"model": descend(learner, received["model"], batches, rule=applied), "gradient": gradient}
+
+    def move(self, state: State, mean: Message, cycle: Cycle) -> State:
+        server = state.server | renewed(self.options, state.server, mean["gradient"])
+        return replace(state, model=mean["model"], server=server)
+
+
+class Mime(MimeLite):
+    @property
+    def exchanges(self) -> tuple[FedAvg, ...]:
+        return PooledGradient(self.options), self
+
+    def broadcast(self, state: State) -> Message:
+        return super().broadcast(state) | {"gradient": state.server["gradient"]}
+
+    def form(self, state: State) -> Message:
+        return {"model": state.model}
+
+    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+        pooled = received["gradient"]
+
+        def anchor(gradient: Tensor, w: Tensor, start: Tensor) -> None:
+            gradient.sub_(learner.gradient_at(start)).add_(pooled)
+
+        applied = Applied(self.options, self.statistics(received))
+        return {"model": descend(learner, received["model"], batches, correct=anchor, rule=applied)}
+
+    def move(self, state: State, mean: Message, cycle: Cycle) -> State:
+        return super().move(state, mean | {"gradient": state.server["gradient"]}, cycle)

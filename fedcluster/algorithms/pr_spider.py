@@ -1,0 +1,34 @@
+"""PR-SPIDER. Sharma, Kafle, Khanduri, Bulusu, Rajawat, Varshney: Parallel Restarted SPIDER - Communication Efficient
+Distributed Nonconvex Optimization with Optimal Computation Complexity, 2019.
+
+Every cycle is a restart: the cohort sends its gradients at W, whose average v_0 starts the recursion of each device
+
+    w_1 = W - lr v_0
+    v_t = g_t(w_t) - g_t(w_{t-1}) + v_{t-1}        both gradients on batch t
+    w_{t+1} = w_t - lr v_t                         E steps in all; the first needs no batch
+
+In the paper an epoch has several communications between restarts; here it has one, because the next cohort is
+another cluster's, whose gradient v would not be.
+"""
+
+from torch import Tensor
+
+from fedcluster.algorithms.fedsvrg import FedSvrg
+from fedcluster.learner import Learner
+from fedcluster.local import Batches, descend
+from fedcluster.state import Message
+
+
+class PRSpider(FedSvrg):
+    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+        before: Tensor | None = None
+        v = received["gradient"]
+
+        def recur(gradient: Tensor, w: Tensor, start: Tensor) -> None:
+            nonlocal before, v
+            if before is not None:
+                v = gradient.sub(learner.gradient_at(before)).add_(v)
+            before = w.clone()
+            gradient.copy_(v)
+
+        return {"model": descend(learner, received["model"], batches, correct=recur)}

@@ -1,0 +1,66 @@
+"""SCAFFOLD. Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for
+Federated Learning, ICML 2020.
+
+The server keeps a control variate c, device k its own c_k, both 0 at the start. A local step uses
+
+    g - c_k + c
+
+and then the device renews c_k by option I, the gradient of all its data at the model received, or by option II,
+
+    c_k+ = c_k - c + (W - w_k) / (E lr)
+
+The server averages the models, and c moves by the cohort's share of the whole fleet:
+
+    c <- c + sum_{k in cohort} p_k (c_k+ - c_k)
+
+Under cycling a round is M moves of c. With `reset = "round"` c and every c_k begin each round at 0; as a device takes
+part once a round, it then keeps nothing.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcluster.algorithms.fedavg import FedAvg
+from fedcluster.learner import Learner
+from fedcluster.local import Batches, descend, full_gradient
+from fedcluster.schedule import Cycle
+from fedcluster.state import Message, State
+
+
+class Scaffold(FedAvg):
+    def server_memory(self, model: Tensor, size: int) -> Message:
+        return {"variate": torch.zeros_like(model[:size])}
+
+    def device_memory(self, model: Tensor, size: int) -> Message:
+        return {} if self.options.reset == "round" else {"variate": torch.zeros_like(model[:size])}
+
+    def variate(self, state: State) -> Tensor:
+        c = state.server["variate"]
+        return torch.zeros_like(c) if self.options.reset == "round" and state.cycle == 0 else c
+
+    def broadcast(self, state: State) -> Message:
+        return {"model": state.model, "variate": self.variate(state)}
+
+    def form(self, state: State) -> Message:
+        return {"model": state.model, "variate": state.server["variate"]}
+
+    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+        start, c = received["model"], received["variate"]
+        c_k = memory.get("variate", torch.zeros_like(c))
+        drift = c - c_k
+        if self.options.option == "I":
+            new = full_gradient(learner, start, batches)
+        w = descend(learner, start, batches, correct=lambda gradient, w, start: gradient.add_(drift))
+        if self.options.option == "II":
+            moved = start[..., : learner.size] - w[..., : learner.size]
+            new = moved.div_(batches.steps * self.options.lr).sub_(drift)
+        if self.options.reset == "never":
+            memory["variate"] = new
+        return {"model": w, "variate": new - c_k}
+
+    def move(self, state: State, mean: Message, cycle: Cycle) -> State:
+        share = float(cycle.weights.sum())  # of the whole fleet
+        c = self.variate(state).add(mean["variate"], alpha=share)
+        return replace(state, model=mean["model"], server=state.server | {"variate": c})

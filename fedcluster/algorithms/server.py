@@ -1,0 +1,57 @@
+"""Server optimizers. Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification, 2019 (avgm); Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive Federated
+Optimization, ICLR 2021 (adagrad, adam, yogi).
+
+The cycle's average movement D = W_combined - W is taken for a gradient, whatever algorithm it comes from:
+
+    avgm                  m <- b1 m + D                  W <- W + lr m
+    adagrad, adam, yogi   m <- b1 m + (1 - b1) D         W <- W + lr m / (sqrt(v) + tau)
+        adagrad   v <- v + D^2
+        adam      v <- b2 v + (1 - b2) D^2
+        yogi      v <- v - (1 - b2) D^2 sign(v - D^2)    v starts at tau^2, m at 0
+
+Running statistics of a model are averaged, not optimized.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedcluster.experiment import Server
+from fedcluster.state import Message, State
+
+
+class ServerOptimizer:
+    def __init__(self, options: Server) -> None:
+        self.options = options
+
+    def server_memory(self, model: Tensor, size: int) -> Message:
+        m = torch.zeros_like(model[:size])
+        if self.options.optimizer == "avgm":
+            return {"server.m": m}
+        return {"server.m": m, "server.v": torch.full_like(m, self.options.tau**2)}
+
+    def step(self, before: State, combined: State) -> State:
+        """The state after the cycle's combination, its movement made by the optimizer."""
+        if combined.model is before.model:
+            return combined
+        options, (b1, b2) = self.options, self.options.betas
+        memory = combined.server
+        size = len(memory["server.m"])
+        d = combined.model[:size] - before.model[:size]
+        model = combined.model.clone()
+        if options.optimizer == "avgm":
+            m = memory["server.m"].mul(b1).add_(d)
+            model[:size] = before.model[:size] + options.lr * m
+            return replace(combined, model=model, server=memory | {"server.m": m})
+        m, v = memory["server.m"].lerp(d, 1 - b1), memory["server.v"]
+        square = d * d
+        if options.optimizer == "adagrad":
+            v = v + square
+        elif options.optimizer == "adam":
+            v = v.lerp(square, 1 - b2)
+        else:
+            v = v - (1 - b2) * square * torch.sign(v - square)
+        model[:size] = before.model[:size].addcdiv(m, v.sqrt().add_(options.tau), value=options.lr)
+        return replace(combined, model=model, server=memory | {"server.m": m, "server.v": v})

@@ -1,0 +1,157 @@
+"""Which algorithms gain from cycling? Every algorithm, with one cluster and with ten, at three heterogeneities.
+
+    FEDCLUSTER_DATA=... .venv/bin/python studies/algorithms.py        about an hour and a half of two cores
+
+MNIST and the MLP on 100 devices of 500 samples, of which 20 take part in a round (for ten clusters: two of ten at a
+time), 20 steps of batch 30, 30 rounds. Every algorithm in every cell has its own best local.lr from one grid, found on
+a seed that is not used again; three other seeds give the result. Interrupted, it goes on where it stopped. Writes
+docs/algorithms-study/: results.csv, losses.png and README.md.
+"""
+
+import argparse
+import csv
+import math
+import shutil
+import time
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedcluster.comparison import Job, run_all
+from fedcluster.errors import Diverged
+from fedcluster.experiment import ALGORITHMS, Experiment
+from fedcluster.plots import canvas, save
+from fedcluster.workers import cores
+
+ROOT = Path(__file__).parent.parent
+ROUNDS, SEEDS, TUNING_SEED = 30, (0, 1, 2), 1_000_003
+COUNTS, RHOS = (1, 10), (0.1, 0.5, 0.9)
+GRID = (0.01, 0.03, 0.1, 0.3)
+SERVER_LR = {"avgm": 1.0, "adagrad": 0.03, "adam": 0.03, "yogi": 0.03}
+ROWS: dict[str, dict[str, Any]] = {name: {"local.algorithm": name} for name in ALGORITHMS} | {
+    f"server {name}": {"server.optimizer": name, "server.lr": lr} for name, lr in SERVER_LR.items()
+}
+ROWS["fednova"] |= {"local.steps": [10, 30]}
+ROWS = {"fedavg, steps [10, 30]": {"local.steps": [10, 30]}} | ROWS
+
+Cell = tuple[str, int, float]
+
+
+def experiment(cell: Cell, lr: float, seed: int) -> Experiment:
+    name, count, rho = cell
+    base = Experiment(
+        rounds=ROUNDS,
+        data={"name": "mnist"},
+        fleet={"devices": 100, "samples": 500, "rho_device": rho},
+        clusters={"count": count, "participation": 0.2},
+        model={"name": "mlp"},
+    )
+    return base.with_(seed=seed, **{"local.lr": lr, **ROWS[name]})
+
+
+def label(cell: Cell, lr: float, seed: int) -> str:
+    name, count, rho = cell
+    return (
+        f"{name} M{count} rho{rho} lr{lr} seed{seed}".replace(", ", "_")
+        .replace(" ", "_")
+        .replace("[", "")
+        .replace("]", "")
+    )
+
+
+def losses(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, tuple[float, float]]:
+    """The last training loss and test accuracy of every job; a run that diverged has an infinite loss."""
+    began, shown = time.monotonic(), -60.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal shown
+        if (now := time.monotonic() - began) - shown >= 30:
+            shown = now
+            print(f"{stage}: {done} of {total} rounds, {now / 60:.0f} min", flush=True)
+
+    histories = run_all(list(jobs.values()), runs, cores(), tell)
+    found = {}
+    for key, job in jobs.items():
+        shutil.rmtree(runs / job.name / "checkpoint", ignore_errors=True)  # what devices keep takes a lot of room
+        lines = histories[job.name]
+        last = {} if isinstance(lines, Diverged) else lines[-1]
+        found[key] = (last.get("train_loss", math.inf), last.get("test_accuracy", 0.0))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "algorithms-study")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "algorithms-study")
+    parser.add_argument("--only", help="algorithms, separated by semicolons; default: all")
+    arguments = parser.parse_args()
+    names = arguments.only.split(";") if arguments.only else list(ROWS)
+    cells: list[Cell] = list(product(names, COUNTS, RHOS))
+    rows = []
+    for name in names:  # one at a time, so that what is done is done
+        mine = [cell for cell in cells if cell[0] == name]
+        grid = {
+            (cell, lr): Job(label(cell, lr, TUNING_SEED), experiment(cell, lr, TUNING_SEED))
+            for cell, lr in product(mine, GRID)
+        }
+        tuned = losses(grid, arguments.runs, f"{name}: tuning")
+        best = {cell: min(GRID, key=lambda lr: tuned[cell, lr][0]) for cell in mine}
+        final = {
+            (cell, seed): Job(label(cell, best[cell], seed), experiment(cell, best[cell], seed))
+            for cell, seed in product(mine, SEEDS)
+        }
+        found = losses(final, arguments.runs, f"{name}: measuring")
+        for cell in mine:
+            for seed in SEEDS:
+                loss, accuracy = found[cell, seed]
+                rows.append([*cell, best[cell], seed, round(loss, 6), round(accuracy, 4)])
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with (arguments.out / "results.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["algorithm", "clusters", "rho_device", "lr", "seed", "train_loss", "test_accuracy"])
+        writer.writerows(rows)
+    picture(rows, arguments.out / "losses.png")
+    (arguments.out / "table.md").write_text(table(rows))
+    print(table(rows))
+
+
+def cell_losses(rows: list[list[Any]], name: str, count: int, rho: float) -> tuple[list[float], float]:
+    mine = [row for row in rows if row[:3] == [name, count, rho]]
+    return [row[5] for row in mine], mine[0][3]
+
+
+def table(rows: list[list[Any]]) -> str:
+    """Loss after the last round with one cluster and with ten, and how many times lower the latter is."""
+    lines = ["| algorithm | " + " | ".join(f"rho {rho}: M = 1 | M = 10 | ratio" for rho in RHOS) + " |"]
+    lines.append("| --- |" + " --- |" * (3 * len(RHOS)))
+    for name in dict.fromkeys(row[0] for row in rows):
+        parts = []
+        for rho in RHOS:
+            (one, one_lr), (ten, ten_lr) = (cell_losses(rows, name, count, rho) for count in COUNTS)
+            ratios = [a / b for a, b in zip(one, ten, strict=True)]
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            parts.append(f"{fmean(one):.3f} ({one_lr:g}) | {fmean(ten):.3f} ({ten_lr:g}) | {spread}")
+        lines.append(f"| {name} | " + " | ".join(parts) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def picture(rows: list[list[Any]], path: Path) -> None:
+    names = list(dict.fromkeys(row[0] for row in rows))
+    figure, axes = canvas(len(RHOS), 11, 0.32 * len(names) + 1.3)
+    for ax, rho in zip(axes, RHOS, strict=True):
+        for count, colour, marker, shift in ((1, "#D55E00", "o", -0.14), (10, "#0072B2", "s", 0.14)):
+            for y, name in enumerate(names):
+                found, _ = cell_losses(rows, name, count, rho)
+                ax.plot([min(found), max(found)], [y + shift] * 2, color=colour, lw=1.5)
+                ax.plot(fmean(found), y + shift, marker, color=colour, ms=5, label=f"M = {count}" if y == 0 else None)
+        ax.set(xscale="log", title=f"rho_device = {rho}", xlabel=f"training loss after {ROUNDS} rounds")
+        ax.set_yticks(range(len(names)), names if ax is axes[0] else [""] * len(names))
+        ax.invert_yaxis()
+        ax.grid(alpha=0.25, axis="x", which="both")
+    axes[0].legend(frameon=False, loc="lower left")
+    save(figure, path)
+
+
+if __name__ == "__main__":
+    main()
