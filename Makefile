@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench bench-scale clean
+.PHONY: demo test lint format bench bench-scale bench-overhead bench-check clean
 
 demo: .venv/ready
 	$(BIN)/fedcluster compare
@@ -24,6 +24,12 @@ bench: .venv/ready
 
 bench-scale: .venv/ready
 	$(BIN)/python benchmarks/scale.py
+
+bench-overhead: .venv/ready
+	$(BIN)/python benchmarks/overhead.py
+
+bench-check: .venv/ready
+	$(BIN)/python benchmarks/check.py
 
 # torch first and alone: the pinned version has a small CPU build
 .venv/ready: pyproject.toml constraints.txt

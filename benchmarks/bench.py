@@ -167,12 +167,17 @@ def main() -> None:
                 result = measure(name, model, data)
                 if result is not None:
                     runs.append({"contestant": name, "repeat": repeat, **result})
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    report = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "runs": runs}
-    (arguments.out / "bench.json").write_text(json.dumps(report, indent=1) + "\n")
-    (arguments.out / "bench.md").write_text(table(runs) + "\n")
-    picture(runs, arguments.out / "bench.png")
+                    write(runs, arguments.out)
     print(table(runs))
+
+
+def write(runs: list[dict[str, Any]], out: Path) -> None:
+    """After every run: what is measured is not lost when a later one fails."""
+    out.mkdir(parents=True, exist_ok=True)
+    report = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "runs": runs}
+    (out / "bench.json").write_text(json.dumps(report, indent=1) + "\n")
+    (out / "bench.md").write_text(table(runs) + "\n")
+    picture(runs, out / "bench.png")
 
 
 if __name__ == "__main__":

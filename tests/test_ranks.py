@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import fedcluster
 from fedcluster.display import Display
 from tests.test_resume import essence
@@ -33,8 +35,9 @@ def torchrun(experiment: fedcluster.Experiment, folder: Path, *options: str) -> 
     )
 
 
-def test_two_ranks_find_what_one_finds(tmp_path: Path) -> None:
-    experiment = fedcluster.Experiment(**KEYS | {"rounds": 4})
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_two_ranks_find_what_one_finds(algorithm: str, tmp_path: Path) -> None:
+    experiment = fedcluster.Experiment(**KEYS | {"rounds": 4, "local": KEYS["local"] | {"algorithm": algorithm}})
     fedcluster.run(experiment, tmp_path / "alone", display=Display())
     done = torchrun(experiment, tmp_path / "together")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -43,8 +46,8 @@ def test_two_ranks_find_what_one_finds(tmp_path: Path) -> None:
 
 
 def test_a_lost_rank_is_started_again_from_the_checkpoint(tmp_path: Path) -> None:
-    rule = {"local": KEYS["local"] | {"algorithm": "tests.rank_killer:rule"}}
-    experiment = fedcluster.Experiment(**KEYS | rule)
+    killer = {"local": KEYS["local"] | {"algorithm": "tests.rank_killer:Killer"}}
+    experiment = fedcluster.Experiment(**KEYS | killer)
     fedcluster.run(experiment, tmp_path / "alone", display=Display())
     done = torchrun(experiment, tmp_path / "together", "--max-restarts=1")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,90 @@
+"""What a cycle costs beyond its devices' training, and what part of a run is evaluation.
+
+    make bench-overhead        needs $FEDCLUSTER_DATA with mnist; two minutes
+
+The overhead is measured in one process, where it cannot hide behind a worker: the time of a cycle less the time in
+which its devices train. Evaluation is measured in a run with one process a core, as a part of its rounds.
+"""
+
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fedcluster.allocator import keep_memory
+from fedcluster.display import Display
+from fedcluster.executor import InProcess
+from fedcluster.experiment import Experiment
+from fedcluster.ledger import Ledger
+from fedcluster.prepare import prepare, spread
+from fedcluster.record import Recorder
+from fedcluster.training import repeatable, train
+from fedcluster.workers import Workers, cores
+
+RESULT = Path(__file__).parent / "results" / "overhead.json"
+
+
+def experiment(model: str, data: str, rounds: int) -> Experiment:
+    return Experiment(rounds=rounds, data={"name": data}, model={"name": model}, local={"lr": 0.05})
+
+
+class Timed(InProcess):
+    """Notes how long its devices train."""
+
+    spent = 0.0
+
+    def train_device(self, *arguments: Any) -> Any:
+        began = time.perf_counter()
+        result = super().train_device(*arguments)
+        self.spent += time.perf_counter() - began
+        return result
+
+
+def overhead(model: str, data: str, rounds: int = 6) -> float:
+    """Milliseconds a cycle."""
+    setup = prepare(experiment(model, data, rounds), Display())
+    here = setup.executor
+    assert isinstance(here, InProcess)
+    timed = Timed(here.algorithm, here.learner, here.dataset, setup.fleet, here.options, here.seed)
+    object.__setattr__(setup, "executor", timed)
+    training: list[float] = []
+
+    class Watch(Display):
+        def cycle(self, round: int, cycle: int, devices_per_second: float) -> None:
+            training.append(timed.spent)
+            timed.spent = 0.0
+
+    recorder = Recorder(None, Watch(), Ledger(setup.devices))
+    train(setup, recorder, setup.start)
+    cycles = [line["seconds"] for line in recorder.cycles.lines]
+    return median((whole - part) * 1e3 for whole, part in zip(cycles, training, strict=True))
+
+
+def rounds_and_evaluation(model: str, data: str, rounds: int) -> tuple[float, float]:
+    """Seconds a round, and the part of the time between two rounds that is not training."""
+    setup = spread(prepare(experiment(model, data, rounds), Display()), cores(), "sequential", Display())
+    if isinstance(setup.executor, Workers):
+        setup.executor.muster()
+    recorder = Recorder(None, Display(), Ledger(setup.devices))
+    train(setup, recorder, setup.start)
+    setup.executor.close()
+    lines = recorder.history
+    shares = [1 - b["seconds"] / (b["elapsed"] - a["elapsed"]) for a, b in pairwise(lines)]
+    return median(line["seconds"] for line in lines[1:]), median(shares)
+
+
+def main() -> None:
+    keep_memory()
+    with repeatable():
+        found: dict[str, Any] = {"overhead of a cycle (ms), mlp on mnist": round(overhead("mlp", "mnist"), 2)}
+        for model, data, rounds in (("mlp", "mnist", 8), ("mlp", "digits", 12), ("cnn", "mnist", 3)):
+            seconds, share = rounds_and_evaluation(model, data, rounds)
+            found[f"{model} on {data}"] = {"seconds a round": round(seconds, 3), "evaluation": f"{share:.1%}"}
+    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
