@@ -8,18 +8,19 @@ Ratios are compared, not seconds: the rival runs on the same machine in the same
 import json
 import sys
 from statistics import median
+from typing import Any
 
 from bench import HERE, SPACE, measure
 
 RIVAL, MODEL, REPEATS, LEAST = "torch", "mlp", 3, 0.75
 
 
-def ratio(runs: list[dict[str, object]]) -> float:
+def ratio(runs: list[dict[str, Any]]) -> float:
     """How many times longer the rival takes."""
 
     def middle(name: str) -> float:
         mine = [run for run in runs if run["contestant"] == name and run["model"] == MODEL]
-        return median(second for run in mine for second in run["seconds"])  # type: ignore[attr-defined]
+        return float(median(second for run in mine for second in run["seconds"]))
 
     return middle(RIVAL) / middle("fedcluster")
 

@@ -59,7 +59,7 @@ def overhead(model: str, data: str, rounds: int = 6) -> float:
     recorder = Recorder(None, Watch(), Ledger(setup.devices))
     train(setup, recorder, setup.start)
     cycles = [line["seconds"] for line in recorder.cycles.lines]
-    return median((whole - part) * 1e3 for whole, part in zip(cycles, training, strict=True))
+    return float(median((whole - part) * 1e3 for whole, part in zip(cycles, training, strict=True)))
 
 
 def rounds_and_evaluation(model: str, data: str, rounds: int) -> tuple[float, float]:
