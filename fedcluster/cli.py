@@ -194,12 +194,13 @@ def algorithms() -> None:
         from fedcluster import catalogue
 
         found = catalogue.entries()
-        columns = ["local.algorithm", "server keeps", "device keeps", "downloads a turn", "uploads", "optimizer"]
+        columns = ["local.algorithm", "server keeps", "device keeps", "messages", "downloads", "uploads", "optimizer"]
         rows = [
             [
                 entry.name,
                 listed(entry.server_keeps),
                 listed(entry.device_keeps),
+                f"{len(entry.down)} down, {len(entry.up)} up",
                 " then ".join(map(listed, entry.down)),
                 " then ".join(map(listed, entry.up)),
                 listed(entry.optimizers),
@@ -210,8 +211,9 @@ def algorithms() -> None:
         for paper in dict.fromkeys(entry.paper for entry in found):
             typer.echo(paper)
         typer.echo(
-            "\nWith any of them, server.optimizer = avgm, adagrad, adam or yogi. More than one download or upload "
-            "a turn exceeds\nFedCluster's budget, which the run says, and which run --strict-budget refuses."
+            "\nMessages are those of one device in one round. More than one download or upload exceeds FedCluster's"
+            "\nbudget: the run says so, and run --strict-budget refuses it. With any algorithm, server.optimizer may be"
+            "\navgm, adagrad, adam or yogi."
         )
 
 

@@ -48,6 +48,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def save_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(record, "SAVE_SHARE", 0)
 
 
 def test_two_runs_are_bit_identical(whole: Path, tmp_path: Path) -> None:
