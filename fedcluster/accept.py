@@ -15,12 +15,14 @@ ELSEWHERE: Message = {}
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What one device uploads, and what it says of itself. Nothing in it is believed yet."""
+    """What one device uploads, and what it says of itself. Nothing in it is believed yet. `fault` says why what came
+    over a network could not even be read."""
 
     device: int
     round: int
     cycle: int
     message: Message
+    fault: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,8 @@ def accept(
 
 def fault(update: Update, cycle: Cycle, members: dict[int, float], done: set[int]) -> str | None:
     """Why this update does not belong here."""
+    if update.fault is not None:
+        return update.fault
     if (update.round, update.cycle) != (cycle.round, cycle.cycle):
         return f"for round {update.round}, cycle {update.cycle}"
     if update.device not in members:

@@ -103,7 +103,9 @@ class Live(Spoken):
 
 
 def scores(line: dict[str, Any]) -> str:
-    return f"loss {line['train_loss']:.4f}  accuracy {line['test_accuracy']:6.2%}"
+    """What is known of them: a server without data of its own sees none."""
+    loss, accuracy = line.get("train_loss", line.get("test_loss")), line.get("test_accuracy")
+    return "" if loss is None or accuracy is None else f"loss {loss:.4f}  accuracy {accuracy:6.2%}"
 
 
 def suited() -> Display:

@@ -41,3 +41,9 @@ class LostRank(FedClusterError):
     """Under torchrun, another process of the run has ended; with --max-restarts all begin again where it was."""
 
     exit_code = 7
+
+
+class LostServer(FedClusterError):
+    """In a federation, the other side is gone or never came."""
+
+    exit_code = 8

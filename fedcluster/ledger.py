@@ -16,7 +16,8 @@ COUNTS = ("aggregations", "device_updates", "downloads", "uploads", "bytes_down"
 
 
 class Ledger:
-    """Totals since the start of the run, and downloads and uploads of every device.
+    """Totals since the start of the run, and downloads and uploads of every device. `missing` are those of the latest
+    cohort from whom nothing came.
 
     In centralized training nothing travels: a ledger over no devices counts nothing.
     """
@@ -26,6 +27,7 @@ class Ledger:
         self.downloads, self.uploads = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
         self.last_download, self.last_upload = np.full(devices, -1), np.full(devices, -1)
         self.refusals: list[tuple[int, str]] = []
+        self.missing: list[int] = []
 
     def send(self, cycle: Cycle, message: Message, exchange: int = 0) -> None:
         """The cohort downloads the broadcast. Further exchanges of a turn are counted, not refused: the run has said
@@ -33,6 +35,7 @@ class Ledger:
         if not len(self.downloads):
             return
         if exchange == 0:
+            self.missing = []
             self.spend(self.last_download, cycle.cohort, cycle.round, "download")
         self.downloads[cycle.cohort] += 1
         self.counts["downloads"] += len(cycle.cohort)
@@ -51,6 +54,7 @@ class Ledger:
                 self.counts["device_updates"] += "model" in form
                 self.counts["bytes_up"] += size(form if update.message is ELSEWHERE else update.message)
             yield update
+        self.missing = sorted({*self.missing, *waiting})
 
     def refuse(self, update: Update, reason: str) -> None:
         """An update that accept turned away; the reasons of a cycle are kept until it is closed."""

@@ -35,10 +35,13 @@ def save(figure: Any, path: Path) -> None:
 
 
 def curves(histories: dict[str, list[list[Line]]], path: Path, title: str = "") -> None:
-    """Training loss and test accuracy over rounds: a line per method, a band over its seeds (lowest to highest)."""
+    """Training loss (the test's, where training data are elsewhere) and test accuracy over rounds: a line per method, a
+    band over its seeds (lowest to highest)."""
     figure, axes = canvas(2, 9.5, 3.8)
+    known = all("train_loss" in line for seeds in histories.values() for lines in seeds for line in lines)
+    loss = ("train_loss", "training loss (cross-entropy)") if known else ("test_loss", "test loss (cross-entropy)")
     for ax, key, label, scale in (
-        (axes[0], "train_loss", "training loss (cross-entropy)", 1.0),
+        (axes[0], *loss, 1.0),
         (axes[1], "test_accuracy", "test accuracy (%)", 100.0),
     ):
         for method, seeds in histories.items():
@@ -51,7 +54,7 @@ def curves(histories: dict[str, list[list[Line]]], path: Path, title: str = "") 
         ax.set_xlabel("learning rounds")
         ax.set_ylabel(label)
         ax.grid(alpha=0.25)
-        if key == "train_loss":
+        if ax is axes[0]:
             ax.set_yscale("log")
             if len(histories) > 1:
                 ax.legend(frameon=False)

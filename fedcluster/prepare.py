@@ -28,7 +28,7 @@ class Setup:
     """Everything that stands before the first cycle."""
 
     experiment: Experiment
-    dataset: Dataset
+    dataset: Dataset | None  # None where only the devices of a federation have data
     fleet: fleet.Fleet
     clusters: clusters.Clusters
     schedule: Schedule

@@ -67,6 +67,7 @@ class Recorder:
                 "changed": changed,
                 "refused": number,
                 "reasons": refusals,
+                "missing": self.ledger.missing,
                 "seconds": spent,
             }
         )

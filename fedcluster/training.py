@@ -138,7 +138,9 @@ def train(setup: Setup, recorder: Recorder, state: State) -> State:
 def check_finite(setup: Setup, recorder: Recorder, j: int, scores: dict[str, float]) -> None:
     """Stop a run that can no longer learn, before anything of this round is written."""
     turns = recorder.cycles.lines[-setup.clusters.count :]
-    nothing = any(turn["refused"] for turn in turns) and not any(turn["changed"] for turn in turns)
+    reasons = [why for turn in turns for _, why in turn["reasons"]]
+    astray = any(turn["refused"] for turn in turns) and (not reasons or any("not finite" in why for why in reasons))
+    nothing = astray and not any(turn["changed"] for turn in turns)
     if nothing or not all(math.isfinite(score) for score in scores.values()):
         what = "every update was refused as not finite" if nothing else "the loss is not finite"
         kept = f"; rounds 1 to {j} are in {recorder.folder}" if recorder.folder and j else ""
@@ -150,7 +152,8 @@ def banner(setup: Setup) -> str:
     """What is about to be trained, in a line."""
     experiment = setup.experiment
     name = experiment.model.name if isinstance(experiment.model.name, str) else type(setup.learner.module).__name__
-    what = f"{name} with {setup.learner.parameters:,} parameters on {setup.dataset.name}"
+    data = setup.dataset.name if setup.dataset else "the devices' data"
+    what = f"{name} with {setup.learner.parameters:,} parameters on {data}"
     if experiment.method == "centralized":
         return f"{what}: centralized on {setup.fleet.sizes[0]:,} pooled samples"
     sizes = f"{len(setup.fleet):,} devices in {setup.clusters.count:,} cluster{'s' * (setup.clusters.count > 1)}"
@@ -168,7 +171,7 @@ def facts(setup: Setup) -> dict[str, Any]:
         "clusters": setup.clusters.count,
         "cohorts": "stacked" if isinstance(setup.executor, Stacked) else "sequential",
         "fingerprints": {
-            "data": setup.dataset.digest(),
+            "data": setup.dataset.digest() if setup.dataset else "with the devices",
             "clusters": sha256(setup.clusters.assignment.tobytes()).hexdigest(),
             "model": sha256(setup.start.model.cpu().numpy().tobytes()).hexdigest(),
         },
@@ -179,7 +182,8 @@ def facts(setup: Setup) -> dict[str, Any]:
 def finish(folder: Folder, setup: Setup, state: State, history: list[Line]) -> None:
     """The picture, then the model: its presence says that everything else is there."""
     start = {"round": 0, **setup.evaluate(setup.start.model)}
-    curves({"run": [[start, *history]]}, folder.path / "curves.png", title=banner(setup))
+    if "test_loss" in start:
+        curves({"run": [[start, *history]]}, folder.path / "curves.png", title=banner(setup))
     named = setup.learner.named(state.model)
     folder.write("model.safetensors", save({name: tensor.contiguous().cpu() for name, tensor in named.items()}))
 

@@ -1,0 +1,46 @@
+"""The ClientApp: answers who the device is, and trains when it is its turn.
+
+`fedcluster join` calls it in a process that stays; under plain flower-supernode every message starts a process that
+loads everything anew, and what the device keeps lives in Flower's Context.
+"""
+
+from functools import lru_cache
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedcluster.flower.device import Device, Identity, recall, remember
+from fedcluster.flower.wire import pack, text, unpack, whole
+from fedcluster.training import repeatable
+
+client_app = ClientApp()
+
+
+@lru_cache(maxsize=1)
+def device(identity: Identity) -> Device:
+    return Device(identity)
+
+
+@client_app.query()
+def who(message: Message, context: Context) -> Message:
+    """Who the device is. What its samples are stays here, and so do its label counts unless it was told otherwise."""
+    unpack(message.content)
+    registration = device(Identity.of(dict(context.node_config))).registration()
+    return Message(pack({"registration": registration.model_dump_json(exclude_none=True)}), reply_to=message)
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    """A turn: the simulator's own step, with this device's data and memory."""
+    facts, received = unpack(message.content)
+    round, cycle, k, exchange = (whole(facts, name) for name in ("round", "cycle", "device", "exchange"))
+    run, since, turn = text(facts, "run"), whole(facts, "since"), whole(facts, "turn")
+    executor = device(Identity.of(dict(context.node_config))).prepare(text(facts, "plan"))
+    memory = recall(context.state, run, since)
+    with repeatable():
+        message_back, kept = executor.train_device(exchange, (round, cycle, k), received, memory)
+    if kept:
+        remember(context.state, run, since, memory, turn, kept)
+    lost = since > 0 and memory is None and bool(executor.new)
+    told = {"round": round, "cycle": cycle, "exchange": exchange, "lost": lost}
+    return Message(pack(told, {name: tensor.reshape(-1) for name, tensor in message_back.items()}), reply_to=message)

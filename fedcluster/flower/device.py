@@ -1,0 +1,144 @@
+"""The device: its own data, the learner that the server asked for, and what it keeps from one turn to the next.
+
+It trains by the simulator's own code. Of the server it takes numbers and names of ours, never code: a model or an
+algorithm of one's own (`package.module:name`) is used only where the device was told to allow it.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from pydantic import ValidationError
+
+from fedcluster import algorithms, models, sources
+from fedcluster.dataset import Dataset
+from fedcluster.errors import BadData, BadExperiment
+from fedcluster.executor import InProcess
+from fedcluster.experiment import Local, Model
+from fedcluster.fleet import Fleet, Ints
+from fedcluster.flower.roster import NAME, Registration
+from fedcluster.flower.wire import Unreadable, pack_tensors, unpack_tensors
+from fedcluster.learner import Learner
+from fedcluster.state import Message
+
+KEPT = "fedcluster.kept"
+PLAN = ("seed", "shape", "classes", "model", "local", "scale", "shift")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a device is told when it is started: Flower's node config."""
+
+    device: str
+    data: str
+    timezone: str = ""
+    slots: str = ""
+    tell_labels: bool = False
+    allow: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> "Identity":
+        device, data = str(config.get("device", "")), str(config.get("data", ""))
+        if not NAME.fullmatch(device):
+            raise BadExperiment(f"device {device!r}: an id is made of letters, digits and ._-, 64 of them at most")
+        if not data:
+            raise BadData("a device needs data: a path, or a name that fedcluster knows")
+        allow = tuple(name for name in str(config.get("allow", "")).split(",") if name)
+        told = bool(config.get("tell-labels", False))
+        return cls(device, data, str(config.get("timezone", "")), str(config.get("slots", "")), told, allow)
+
+    def config(self) -> dict[str, Any]:
+        """The reverse of `of`."""
+        words = {"device": self.device, "data": self.data, "timezone": self.timezone, "slots": self.slots}
+        return words | {"tell-labels": self.tell_labels, "allow": ",".join(self.allow)}
+
+
+class Device:
+    """Loaded once, and then at the server's service until it ends."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self.dataset = sources.open_dataset(identity.data, lambda _: None)
+        self.plan = ""
+        self.executor: InProcess | None = None
+
+    @property
+    def samples(self) -> int:
+        return len(self.dataset.y_train)
+
+    def registration(self) -> Registration:
+        labels = np.bincount(self.dataset.y_train.numpy(), minlength=self.dataset.classes).tolist()
+        return Registration(
+            device=self.identity.device,
+            samples=self.samples,
+            shape=list(self.dataset.shape),
+            classes=self.dataset.classes,
+            timezone=self.identity.timezone,
+            slots=self.identity.slots,
+            labels=labels if self.identity.tell_labels else None,
+        )
+
+    def prepare(self, plan: str) -> InProcess:
+        """The simulator's executor over this device alone. Made anew only when the server's plan is another one."""
+        if self.executor is None or plan != self.plan:
+            self.executor, self.plan = self.build(plan), plan
+        return self.executor
+
+    def build(self, text: str) -> InProcess:
+        try:
+            plan = json.loads(text)
+            if not isinstance(plan, dict) or set(plan) != set(PLAN):
+                raise Unreadable("a plan that is not one of ours")
+            local, model = Local.model_validate(plan["local"]), Model.model_validate(plan["model"])
+            seed, classes = int(plan["seed"]), int(plan["classes"])
+        except (ValueError, TypeError) as error:
+            first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise Unreadable(f"a plan that cannot be followed ({first})") from None
+        for name in (model.name, local.algorithm):
+            if ":" in str(name) and name not in self.identity.allow:
+                raise BadExperiment(f"the server asks for {name}, which this device does not allow: join with --allow")
+        dataset = self.like(plan["shape"], classes, plan["scale"], plan["shift"])
+        algorithm = algorithms.build(local, seed)
+        learner = Learner(models.build(model.name, dataset.shape, classes, seed), objective=algorithm.objective)
+        rows = np.arange(self.samples)
+
+        def mine(k: int) -> Ints:
+            return rows
+
+        alone = Fleet(np.array([len(rows)]), np.zeros(1, np.int32), mine, mine)
+        return InProcess(algorithm, learner, dataset, alone, local, seed)
+
+    def like(self, shape: list[int], classes: int, scale: Any, shift: Any) -> Dataset:
+        """Our data as the federation sees them: standardised by the server's numbers where it has them."""
+        dataset = self.dataset
+        if list(dataset.shape) != shape or dataset.classes > classes:
+            raise BadData(
+                f"{dataset.name} has samples {list(dataset.shape)} of {dataset.classes} classes, "
+                f"but the federation learns {shape} of {classes}"
+            )
+        if dataset.scale is not None and scale is not None:
+            for name, values in (("scale", scale), ("shift", shift)):
+                object.__setattr__(dataset, name, torch.tensor(values).reshape(getattr(dataset, name).shape))
+        return dataset
+
+
+def recall(state: RecordDict, run: str, turn: int) -> Message | None:
+    """What the device kept after `turn` of this run: nothing before its first, or when it was lost."""
+    kept = state.config_records.get(KEPT)
+    if turn == 0 or kept is None or kept.get("run") != run:
+        return None
+    prefix = f"{turn}/"
+    found = {name.removeprefix(prefix): data for name, data in kept.items() if name.startswith(prefix)}
+    return unpack_tensors(ConfigRecord(found)) or None
+
+
+def remember(state: RecordDict, run: str, since: int, before: Message | None, turn: int, after: Message) -> None:
+    """Keep both sides of a turn: should the server not have heard of it, it is taken again from where it began."""
+    kept: dict[str, Any] = {"run": run}
+    for number, message in ((since, before), (turn, after)):
+        if message:
+            kept |= {f"{number}/{name}": data for name, data in pack_tensors(message).items()}
+    state[KEPT] = ConfigRecord(kept)

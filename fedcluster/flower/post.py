@@ -1,0 +1,149 @@
+"""The post: messages out to nodes, replies in, by way of Flower's Grid, with a clock and a scale of our own.
+
+Flower's send_and_receive looks every three seconds and reads whatever a reply turns out to be. Here we look more often;
+a reply is taken piece by piece, so that one who announces more than it sends keeps nobody waiting; and it is weighed
+before it is read.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Message
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.superlink.grid import HttpGrid
+
+from fedcluster.flower.wire import Facts, Unreadable, unpack
+from fedcluster.state import Message as Tensors
+
+LOOK = 0.2  # seconds between two looks for replies
+PIECES = 8  # objects that a reply may consist of: envelope, record, facts, tensors, and room
+KINDS = {"Message", "RecordDict", "ConfigRecord"}
+
+Reply = tuple[Facts, Tensors]
+
+
+@dataclass(eq=False)
+class Parcel:
+    """A reply that is on its way: what there is to fetch, and what is here."""
+
+    answers: str
+    top: str
+    missing: list[str]
+    contents: dict[str, bytes] = field(default_factory=dict)
+
+
+class Post:
+    """`most` bytes are as much as any reply may weigh."""
+
+    def __init__(self, grid: Grid, most: int) -> None:
+        self.grid, self.most = grid, most
+        self.waiting: dict[str, tuple[int, float]] = {}  # addressee and deadline, by message
+        self.parcels: list[Parcel] = []
+
+    def exchange(self, messages: dict[int, Message], seconds: float) -> Iterator[tuple[int, Reply | Unreadable | str]]:
+        """Send each addressee a message and yield what comes back as it comes, until all is here or the time is up."""
+        self.waiting, self.parcels = {}, []
+        yield from self.send(messages, seconds)
+        while self.waiting:
+            yield from self.collect()
+            if self.waiting:
+                time.sleep(LOOK)
+
+    def send(self, messages: dict[int, Message], seconds: float) -> Iterator[tuple[int, str]]:
+        """Send; yields those who are gone. After so many seconds Flower forgets the messages by their own ttl."""
+        ids = list(self.grid.push_messages(list(messages.values())))
+        until = time.monotonic() + seconds
+        for number, name in enumerate(messages):
+            if number < len(ids) and ids[number]:
+                self.waiting[ids[number]] = (name, until)
+            else:
+                yield name, "it is not on line"
+
+    def collect(self) -> Iterator[tuple[int, Reply | Unreadable | str]]:
+        """One look: replies that are here and whole, those that never will be, and those whose time is up."""
+        for answers, reply in self.look():
+            if isinstance(reply, Parcel):
+                self.parcels.append(reply)
+            else:
+                yield self.waiting.pop(answers)[0], reply
+        for parcel in list(self.parcels):
+            found = self.fetch(parcel)
+            if found is not None:
+                self.parcels.remove(parcel)
+                yield self.waiting.pop(parcel.answers)[0], found
+        for id, (name, until) in list(self.waiting.items()):
+            if time.monotonic() > until:
+                self.parcels = [parcel for parcel in self.parcels if parcel.answers != id]
+                del self.waiting[id]
+                yield name, "no answer in time"
+
+    def look(self) -> Iterator[tuple[str, Parcel | Reply | Unreadable | str]]:
+        """What has come since the last look; what is being fetched already is not asked for again."""
+        ids = self.waiting.keys() - {parcel.answers for parcel in self.parcels}
+        if not ids:
+            return
+        if not isinstance(self.grid, HttpGrid):  # Flower's own simulation, where nobody is a stranger
+            for message in self.grid.pull_messages(ids):
+                yield message.metadata.reply_to_message_id, opened(message)
+            return
+        response = self.client.PullMessages(PullAppMessagesRequest(message_ids=ids))
+        for envelope, tree in zip(response.messages_list, response.message_object_trees, strict=True):
+            answers = envelope.metadata.reply_to_message_id  # an error of the SuperLink's has itself as sender
+            if answers not in ids:
+                continue
+            pieces = [one.object_id for one in iterate_object_tree(tree)]
+            if len(pieces) > PIECES:
+                yield answers, Unreadable(f"a reply in {len(pieces):,} pieces")
+            else:
+                yield answers, Parcel(answers, envelope.metadata.message_id, pieces)
+
+    @property
+    def client(self) -> Any:
+        assert isinstance(self.grid, HttpGrid)
+        return self.grid._runtime_client
+
+    def fetch(self, parcel: Parcel) -> Reply | Unreadable | str | None:
+        """Take what is there of a parcel; its content when it is whole, or why it never will be."""
+        assert isinstance(self.grid, HttpGrid)
+        run = self.grid.run.run_id
+        for name in list(parcel.missing):
+            request = PullObjectRequest(node=self.grid.node, run_id=run, object_id=name)
+            response = self.client.PullObject(request)
+            if not response.object_found:
+                return "a reply that was never sent whole"
+            if not response.object_available:
+                return None
+            parcel.missing.remove(name)
+            parcel.contents[name] = response.object_content
+            if sum(map(len, parcel.contents.values())) > self.most:
+                return Unreadable(f"a reply of more than {self.most:,} bytes")
+        confirm = ConfirmMessageReceivedRequest(node=self.grid.node, run_id=run, message_object_id=parcel.top)
+        self.client.ConfirmMessageReceived(confirm)
+        try:
+            if any(get_object_type_from_object_content(content) not in KINDS for content in parcel.contents.values()):
+                return Unreadable("a reply that is not one of ours")
+            message = inflate_object_from_contents(parcel.top, parcel.contents)
+        except Exception as error:  # Flower's parsers raise what they like
+            return Unreadable(f"a reply that cannot be read ({type(error).__name__})")
+        return opened(message) if isinstance(message, Message) else Unreadable("a reply that is not one of ours")
+
+
+def opened(message: Message) -> Reply | Unreadable | str:
+    if message.has_error():
+        return printable(message.error.reason)
+    try:
+        return unpack(message.content)
+    except Unreadable as error:
+        return error
+
+
+def printable(text: object) -> str:
+    """What a device says of its failure, made fit for a log."""
+    words: Iterable[str] = str(text or "it failed, and does not say why")[:300].split()
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(words))

@@ -1,0 +1,177 @@
+"""The roster: which devices there are, what they said of themselves, and which node each is now.
+
+A device is known by its own id. Flower's node ids are new with every start of a node or a SuperLink; what binds a node
+to a device is its key. The roster only grows: a device that goes keeps its number and its cluster and is left out of
+its turns until it is back; one that comes late gets the next number and joins the smallest cluster in the next round.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+from uuid import uuid4
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from fedcluster import clusters
+from fedcluster.clusters import Clusters
+from fedcluster.errors import BadExperiment, BadRun
+from fedcluster.experiment import Experiment
+from fedcluster.files import write_atomically
+from fedcluster.fleet import Fleet, Ints
+from fedcluster.schedule import Cycle, Schedule
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MOST = 100  # times the median device's samples that a device may count for
+ROOM = 10_000  # devices that a roster may come to hold
+
+Text = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9/_+ :.,-]*$")]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+
+
+class Registration(BaseModel):
+    """What a device says of itself when it is asked, checked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    device: Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")]
+    samples: Count
+    shape: Annotated[list[Count], Field(min_length=1, max_length=3)]
+    classes: Annotated[int, Field(ge=1, le=100_000)]
+    timezone: Text = ""
+    slots: Text = ""
+    labels: Annotated[list[Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=100_000)] | None = None
+
+
+class Entry(Registration):
+    """A device on the roster: its cluster, and the round from which on it takes part."""
+
+    cluster: Annotated[int, Field(ge=0)] = 0
+    since: Annotated[int, Field(ge=0)] = 0
+
+
+def read_registration(text: str) -> Registration:
+    """ValueError says what is wrong with it."""
+    try:
+        return Registration.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'registration'}: {first['msg']}") from None
+
+
+class Roster:
+    """Devices in the order of their numbers. With a path, it is on the disk before a device takes part."""
+
+    def __init__(self, experiment: Experiment, path: Path | None = None) -> None:
+        self.experiment, self.path = experiment, path
+        self.run = uuid4().hex  # what devices keep belongs to one run and to no other
+        self.entries: list[Entry] = []
+        self.waiting: dict[str, Registration] = {}
+        if path is not None and path.exists():
+            try:
+                stored = json.loads(path.read_bytes())
+                self.run = str(stored["run"])
+                self.entries = [Entry.model_validate(line) for line in stored["devices"]]
+            except (ValueError, TypeError, KeyError) as error:
+                raise BadRun(f"{path} is damaged ({str(error).splitlines()[0]}): choose another --out") from None
+
+    def number(self, device: str) -> int | None:
+        return next((k for k, entry in enumerate(self.entries) if entry.device == device), None)
+
+    def note(self, registration: Registration) -> str | None:
+        """A device has said who it is: known devices stay what they are, others wait for the next round. Returns why it
+        is refused, if it is."""
+        known = self.number(registration.device)
+        if known is None:
+            if len(self.entries) + len(self.waiting) >= ROOM:
+                return f"the roster is full with {ROOM:,} devices"
+            unlike = self.unlike(registration)
+            if unlike is None:
+                self.waiting[registration.device] = registration
+            return unlike
+        if self.entries[known].samples != registration.samples:
+            return f"it had {self.entries[known].samples:,} samples and now says {registration.samples:,}"
+        return None
+
+    def unlike(self, registration: Registration) -> str | None:
+        """All devices learn the same thing."""
+        for other in [*self.entries, *self.waiting.values()][:1]:
+            if other.shape != registration.shape:
+                return f"its samples are {registration.shape}, those of device {other.device} are {other.shape}"
+        return None
+
+    def admit(self, round: int, say: Callable[[str], None]) -> bool:
+        """Those who wait take part from this round on: at the start by the experiment's clustering, later each in the
+        smallest cluster. Returns whether there were any."""
+        if not self.waiting:
+            return False
+        newcomers = sorted(self.waiting.values(), key=order)
+        self.waiting = {}
+        if not self.entries:
+            self.entries = [Entry(**dict(one)) for one in newcomers]
+            groups = clusters.build(self.experiment.clusters, self.fleet(), self.experiment.seed)
+            self.entries = [
+                entry.model_copy(update={"cluster": int(cluster)})
+                for entry, cluster in zip(self.entries, groups.assignment, strict=True)
+            ]
+        else:
+            for one in newcomers:
+                smallest = int(np.bincount([entry.cluster for entry in self.entries]).argmin())
+                self.entries.append(Entry(**dict(one), cluster=smallest, since=round))
+                say(f"device {one.device} joins cluster {smallest} in round {round + 1}")
+        if self.path is not None:
+            lines = [entry.model_dump(exclude_none=True) for entry in self.entries]
+            write_atomically(self.path, json.dumps({"run": self.run, "devices": lines}, indent=1) + "\n")
+        return True
+
+    def fleet(self, round: int | None = None) -> Fleet:
+        """The devices that take part in a round, as the simulator sees a fleet: without their data."""
+        entries = self.entries if round is None else [entry for entry in self.entries if entry.since <= round]
+        sizes = np.array([entry.samples for entry in entries])
+        sizes = np.minimum(sizes, int(np.median(sizes)) * MOST)
+        if self.experiment.clusters.method == "major_class" and any(entry.labels is None for entry in entries):
+            silent = next(entry.device for entry in entries if entry.labels is None)
+            raise BadExperiment(
+                f'clusters.method = "major_class" needs to know what devices hold, and device {silent} does not tell: '
+                "join with --tell-labels, or take another clustering"
+            )
+        major = np.array([int(np.argmax(entry.labels)) if entry.labels else 0 for entry in entries], np.int32)
+
+        def mix(k: int) -> Ints:
+            return np.array(entries[k].labels or [])
+
+        return Fleet(sizes, major, elsewhere, mix, names=np.array([entry.device for entry in entries]))
+
+    def clusters(self, round: int) -> Clusters:
+        assignment = np.array([entry.cluster for entry in self.entries if entry.since <= round], np.int32)
+        return Clusters(assignment, int(assignment.max()) + 1)
+
+
+def elsewhere(k: int) -> Ints:
+    raise AssertionError("a device's samples are on the device")
+
+
+def order(registration: Registration) -> tuple[bool, int, str]:
+    """Numbers by their value, before names by their letters: device 3 of a federation is device 3 of the simulation."""
+    name = registration.device
+    return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
+
+
+class LiveSchedule(Schedule):
+    """A schedule over a roster that grows. `look` finds out who has come, before a round begins."""
+
+    def __init__(self, roster: Roster, look: Callable[[], None], say: Callable[[str], None]) -> None:
+        self.roster, self.look, self.say = roster, look, say
+        experiment = roster.experiment
+        super().__init__(experiment.clusters, roster.fleet(0), roster.clusters(0), experiment.seed)
+
+    def round(self, j: int) -> list[Cycle]:
+        self.look()
+        self.roster.admit(j, self.say)
+        self.fleet, self.clusters = self.roster.fleet(j), self.roster.clusters(j)
+        return super().round(j)
+
+    def cohort_size(self) -> int:
+        return sum(len(cycle.cohort) for cycle in super().round(0))

@@ -1,0 +1,69 @@
+"""The wire: our messages inside Flower's. Facts about a message, and its tensors as raw float32, by name.
+
+Everything is a ConfigRecord of scalars and bytes. Flower's own arrays would do as well, but each is three objects more,
+every object is a request of its own, and an array is put together from chunks that its sender counts: a few bytes may
+become gigabytes. Here nothing is larger unpacked than packed, so that a bound on what is received bounds what it costs.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, RecordDict
+
+from fedcluster.state import Message
+
+FACTS, TENSORS = "facts", "tensors"
+
+Facts = dict[str, Any]
+
+
+class Unreadable(Exception):
+    """What came is not a message of ours; the text says why, and names nothing that its sender chose."""
+
+
+def pack(facts: Facts, tensors: Message | None = None) -> RecordDict:
+    return join(facts, pack_tensors(tensors or {}))
+
+
+def join(facts: Facts, tensors: ConfigRecord) -> RecordDict:
+    """One record of facts, and one of tensors. Messages may share the latter: it goes to the SuperLink once."""
+    return RecordDict({FACTS: ConfigRecord(facts), TENSORS: tensors} if tensors else {FACTS: ConfigRecord(facts)})
+
+
+def pack_tensors(tensors: Message) -> ConfigRecord:
+    flat = {name: tensor.detach().to("cpu", torch.float32).numpy() for name, tensor in tensors.items()}
+    return ConfigRecord({name: vector.astype("<f4", copy=False).tobytes() for name, vector in flat.items()})
+
+
+def unpack(content: RecordDict) -> tuple[Facts, Message]:
+    """The facts and the tensors of a message, which are now of the right types, and no more than that."""
+    if not set(content) <= {FACTS, TENSORS} or FACTS not in content:
+        raise Unreadable("not a message of fedcluster")
+    if not all(isinstance(record, ConfigRecord) for record in content.values()):
+        raise Unreadable("not a message of fedcluster")
+    return dict(content.config_records[FACTS]), unpack_tensors(content.config_records.get(TENSORS, ConfigRecord()))
+
+
+def unpack_tensors(record: ConfigRecord) -> Message:
+    tensors = {}
+    for name, data in record.items():
+        if not isinstance(data, bytes) or len(data) % 4:
+            raise Unreadable("a tensor that is not float32")
+        tensors[name] = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
+    return tensors
+
+
+def whole(facts: Facts, name: str) -> int:
+    """A fact that must be a whole number."""
+    value = facts.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Unreadable(f"without {name}")
+    return value
+
+
+def text(facts: Facts, name: str) -> str:
+    value = facts.get(name)
+    if not isinstance(value, str):
+        raise Unreadable(f"without {name}")
+    return value
