@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from signal import SIGTERM, default_int_handler, signal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -246,6 +247,7 @@ def serve(
         if insecure == (certificates is not None):
             raise typer.BadParameter("give --certificates DIR, or --insecure for a test on loopback")
         terms = server.Terms(nodes, wait, deadline)
+        signal(SIGTERM, default_int_handler)
         result = server.serve(described, address(listen), certificates, out or fresh(experiment.stem), resume, terms)
         last = result.history[-1]
         scores = f"test accuracy {last['test_accuracy']:.2%}, " if "test_accuracy" in last else ""
@@ -292,7 +294,11 @@ def join(
             }
         )
         key = certificates / "devices" / f"{device}.key" if certificates else None
-        node.join(address(server), identity, certificates, key, lambda text: typer.echo(text, err=True))
+        signal(SIGTERM, default_int_handler)
+        try:
+            node.join(address(server), identity, certificates, key, lambda text: typer.echo(text, err=True))
+        except KeyboardInterrupt:
+            typer.echo(f"device {device} has left", err=True)
 
 
 @app.command()

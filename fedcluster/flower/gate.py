@@ -134,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
         refusal = self.refusal(key, who, size)
         if refusal is not None:
             status, why = refusal
-            self.server.say(f"refused {who} {why}")
+            self.server.say(f"refused {who}: {why}")
             self.answer(status, b"", close=True)
             return
         body = self.rfile.read(size)
@@ -152,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def refuse(self) -> None:
         _, who = self.caller()
-        self.server.say(f"refused {who} {self.command} {self.path[:80]!r}: not a path of the fleet")
+        self.server.say(f"refused {who}: {self.command} {self.path[:80]!r} is not open to devices")
         self.answer(403, b"", close=True)
 
     do_GET = do_PUT = do_DELETE = do_HEAD = do_OPTIONS = do_PATCH = refuse
@@ -187,15 +187,15 @@ class Handler(BaseHTTPRequestHandler):
     def refusal(self, key: bytes, who: str, size: int | None) -> tuple[int, str] | None:
         server = self.server
         if self.path not in PATHS and not (server.keys is None and self.path in STRANGERS):
-            return 403, f"{self.path[:80]!r}: not open to devices"
+            return 403, f"{self.path[:80]!r} is not open to devices"
         if server.keys is not None and key not in server.keys:
-            return 403, ": not signed with the key of a device"
+            return 403, "not signed with the key of a device"
         if size is None:
-            return 411, ": a request without a length"
+            return 411, "a request without a length"
         if self.path != FLEET + "push-object":
-            return (413, f": a request of {size:,} bytes") if size > SMALL else None
+            return (413, f"a request of {size:,} bytes") if size > SMALL else None
         if not server.spend(key, size):
-            return 413, f": an upload of more than {server.allowance:,} bytes"
+            return 413, f"an upload of more than {server.allowance:,} bytes"
         return None
 
     def forward(self, body: bytes) -> tuple[int, str, bytes]:

@@ -53,7 +53,8 @@ class Away(Exception):
 def join(
     address: tuple[str, int], identity: Identity, folder: Path | None, key: Path | None, say: Callable[[str], None]
 ) -> None:
-    """Serve until interrupted. A server that goes and comes back finds us again, with all that we keep."""
+    """Serve until interrupted. A server that goes and comes back finds us again, with all that we keep; one that we
+    have never met is not waited for for ever."""
     from fedcluster.flower.client import client_app, device
 
     host, port = address
@@ -64,21 +65,28 @@ def join(
     say(f"device {identity.device}: {registration.samples:,} samples {registration.shape} in {identity.data}")
     authority = None if folder is None else folder / "ca.crt"
     keys = own_keys(key)
-    state, failed = RecordDict(), 0
+    state, failed, met = RecordDict(), 0, False
     while True:
         try:
             check_server(host, port, authority)
             with connected(server, authority, keys, known=key is not None) as line:
                 say(f"connected to {server}")
-                failed = 0
+                failed, met = 0, True
                 serve(line, client_app, identity, state, say)
         except (Away, httpx.HTTPError, OSError) as error:
             failed += 1
-            if failed >= TRIES:
-                raise LostServer(f"{server} cannot be reached ({error}): check the address, and that it runs") from None
+            if failed >= TRIES and not met:
+                raise LostServer(f"{server} does not let us in ({why(error)}): check address and key") from None
             if failed in (1, 10):
-                say(f"{server} is not there for us yet ({error}); trying again")
+                say(f"waiting for {server} ({why(error)})")
             time.sleep(AGAIN)
+
+
+def why(error: Exception) -> str:
+    if not isinstance(error, httpx.HTTPStatusError):
+        return str(error)
+    words = {403: "it does not know us, or not yet", 412: "it still counts us as connected", 502: "it is not up"}
+    return words.get(error.response.status_code, f"status {error.response.status_code}")
 
 
 def own_keys(path: Path | None) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:

@@ -1,0 +1,124 @@
+"""A federation on loopback for tests: a server and devices, each a process of its own."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+import fedcluster
+from fedcluster import fleet, sources
+from fedcluster.flower import certificates
+
+ROOT = Path(__file__).parents[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_devices(experiment: fedcluster.Experiment, folder: Path) -> None:
+    """What each device of the simulated fleet holds, as that device's own file."""
+    dataset = sources.open_dataset(experiment.data.name)
+    everyone = fleet.build(experiment.fleet, dataset, experiment.seed)
+    x, y = dataset.x_train.numpy(), dataset.y_train.numpy()
+    for k in range(len(everyone)):
+        rows = everyone.draw(k)
+        np.savez(folder / f"{k}.npz", x_train=x[rows], y_train=y[rows], x_test=x[:1], y_test=y[:1])
+
+
+class Federation:
+    """Certificates and device files in a folder, and the processes that use them; all ended at the end."""
+
+    def __init__(self, folder: Path, experiment: fedcluster.Experiment) -> None:
+        self.folder, self.experiment, self.port = folder, experiment, free_port()
+        self.devices: dict[str, subprocess.Popen[bytes]] = {}
+        self.others: list[subprocess.Popen[bytes]] = []
+        count = experiment.fleet.devices
+        assert count is not None
+        certificates.make(folder / "certificates", count, ["127.0.0.1", "localhost"])
+        write_devices(experiment, folder)
+
+    @property
+    def server(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, name: str, *words: Any, **environment: str) -> "subprocess.Popen[bytes]":
+        """A command of ours, its output in a file of that name."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fedcluster", *map(str, words)],
+                cwd=self.folder,
+                env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.others.append(process)
+        return process
+
+    def join(self, device: int | str, *words: Any, **environment: str) -> None:
+        own = ["--device", device, "--data", f"{device}.npz", "--certificates", "certificates"]
+        self.devices[str(device)] = self.start(f"device-{device}", "join", "--server", self.server, *own, *words)
+
+    def serve(
+        self, out: str, *words: Any, experiment: fedcluster.Experiment | None = None, **options: Any
+    ) -> "subprocess.Popen[bytes]":
+        file = self.folder / f"{out}.toml"
+        file.write_text((experiment or self.experiment).to_toml())
+        given = {"nodes": len(self.devices), "wait": 300, "deadline": 60} | options
+        spread = [word for name, value in given.items() for word in (f"--{name}", value)]
+        return self.start(
+            out, "serve", file, "--listen", self.server, "--certificates", "certificates", "--out", out, *spread, *words
+        )
+
+    def finish(self, server: "subprocess.Popen[bytes]", out: str, seconds: float = 400) -> str:
+        """What the server said, once it is done."""
+        try:
+            code = server.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{out} does not end:\n{self.said(out)[-3000:]}") from None
+        assert code == 0, self.said(out)[-3000:]
+        return self.said(out)
+
+    def said(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def lines(self, out: str, file: str = "cycles.jsonl") -> list[dict[str, Any]]:
+        path = self.folder / out / file
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def model(self, out: str) -> bytes:
+        return (self.folder / out / "model.safetensors").read_bytes()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for process in self.others:
+            process.kill()
+        for process in self.others:
+            process.wait()
+
+
+def until(condition: Callable[[], Any], seconds: float = 180) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
