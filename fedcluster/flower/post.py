@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
@@ -24,6 +25,12 @@ from fedcluster.state import Message as Tensors
 LOOK = 0.2  # seconds between two looks for replies
 PIECES = 8  # objects that a reply may consist of: envelope, record, facts, tensors, and room
 KINDS = {"Message", "RecordDict", "ConfigRecord"}
+
+WORDS = {  # of the errors with which the SuperLink answers in a node's place
+    ErrorCode.NODE_UNAVAILABLE: "it went off line",
+    ErrorCode.MESSAGE_UNAVAILABLE: "no answer in time",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "no answer in time",
+}
 
 Reply = tuple[Facts, Tensors]
 
@@ -136,7 +143,7 @@ class Post:
 
 def opened(message: Message) -> Reply | Unreadable | str:
     if message.has_error():
-        return printable(message.error.reason)
+        return WORDS.get(message.error.code) or printable(message.error.reason)
     try:
         return unpack(message.content)
     except Unreadable as error:
