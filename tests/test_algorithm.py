@@ -71,6 +71,7 @@ def fedavg(setup: prepare.Setup, rounds: int, devices: int, steps: int, batch: i
     """FedAvg as one would write it by hand: modules, torch.optim and a weighted average, its terms rounded to
     2^-40 as `aggregate` has it."""
     dataset, fleet, model = setup.dataset, setup.fleet, deepcopy(setup.learner.module)
+    assert dataset is not None
     grid = torch.tensor(1.5 * 2**12, dtype=torch.float64)
     with torch.no_grad():
         for p in model.parameters():

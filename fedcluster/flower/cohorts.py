@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from fedcluster.accept import Update
 from fedcluster.algorithms import FedAvg
 from fedcluster.executor import Memory
-from fedcluster.flower.post import Post, Reply
+from fedcluster.flower.post import Found, Post, Reply, opened
 from fedcluster.flower.roster import Registration, Roster, read_registration
 from fedcluster.flower.wire import Unreadable, join, pack, pack_tensors, text, whole
 from fedcluster.schedule import Cycle
@@ -48,14 +48,14 @@ class Presence:
         self.devices = {node: device for node, device in self.devices.items() if node in there}
         self.refused &= there.keys()
         strangers = there.keys() - self.devices.keys() - self.refused - self.asked.keys()
-        answers: list[tuple[int, Reply | Unreadable | str]] = []
+        answers: list[tuple[int, Found]] = []
         if strangers:
             self.asked |= {node: there[node] for node in strangers}
             question = {node: Message(pack({"ask": "who"}), node, "query", ttl=ASK) for node in strangers}
             answers += self.post.send(question, ASK)
-        for node, reply in [*answers, *self.post.collect()]:
+        for node, found in [*answers, *self.post.collect()]:
             info = self.asked.pop(node)
-            why = self.meet(info, reply)
+            why = self.meet(info, opened(found))
             if why is not None:
                 self.refused.add(node)
                 self.say(f"refused node {node} ({self.owner(info)}): {why}")
@@ -113,7 +113,8 @@ class Federation:
                 messages[k] = Message(join(facts, tensors), node, "train", ttl=self.deadline, group_id=str(cycle.round))
             else:
                 self.remark(cycle, k, "it is not on line")
-        for k, reply in self.post.exchange(messages, self.deadline) if messages else ():
+        for k, found in self.post.exchange(messages, self.deadline) if messages else ():
+            reply = opened(found)
             if isinstance(reply, Unreadable):
                 yield Update(k, cycle.round, cycle.cycle, {}, fault=str(reply))
             elif isinstance(reply, str):

@@ -5,17 +5,23 @@ a reply is taken piece by piece, so that one who announces more than it sends ke
 before it is read.
 """
 
+import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Array, Message
 from flwr.common.constant import ErrorCode
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_children_ids_from_object_content,
+    get_object_type_from_object_content,
+    iterate_object_tree,
+)
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.superlink.grid import HttpGrid
 
@@ -23,8 +29,8 @@ from fedcluster.flower.wire import Facts, Unreadable, unpack
 from fedcluster.state import Message as Tensors
 
 LOOK = 0.2  # seconds between two looks for replies
-PIECES = 8  # objects that a reply may consist of: envelope, record, facts, tensors, and room
-KINDS = {"Message", "RecordDict", "ConfigRecord"}
+PIECES = 8  # objects that a reply of our app may consist of: envelope, record, facts, tensors, and room
+KINDS = frozenset({"Message", "RecordDict", "ConfigRecord"})
 
 WORDS = {  # of the errors with which the SuperLink answers in a node's place
     ErrorCode.NODE_UNAVAILABLE: "it went off line",
@@ -33,6 +39,8 @@ WORDS = {  # of the errors with which the SuperLink answers in a node's place
 }
 
 Reply = tuple[Facts, Tensors]
+Found = Message | Unreadable | str
+"""A reply, a reply that is not taken, or why there is none."""
 
 
 @dataclass(eq=False)
@@ -46,14 +54,14 @@ class Parcel:
 
 
 class Post:
-    """`most` bytes are as much as any reply may weigh."""
+    """`most` bytes are as much as any reply may weigh, in so many pieces, of these kinds."""
 
-    def __init__(self, grid: Grid, most: int) -> None:
-        self.grid, self.most = grid, most
+    def __init__(self, grid: Grid, most: int, pieces: int = PIECES, kinds: frozenset[str] = KINDS) -> None:
+        self.grid, self.most, self.pieces, self.kinds = grid, most, pieces, kinds
         self.waiting: dict[str, tuple[int, float]] = {}  # addressee and deadline, by message
         self.parcels: list[Parcel] = []
 
-    def exchange(self, messages: dict[int, Message], seconds: float) -> Iterator[tuple[int, Reply | Unreadable | str]]:
+    def exchange(self, messages: dict[int, Message], seconds: float) -> Iterator[tuple[int, Found]]:
         """Send each addressee a message and yield what comes back as it comes, until all is here or the time is up."""
         self.waiting, self.parcels = {}, []
         yield from self.send(messages, seconds)
@@ -72,7 +80,7 @@ class Post:
             else:
                 yield name, "it is not on line"
 
-    def collect(self) -> Iterator[tuple[int, Reply | Unreadable | str]]:
+    def collect(self) -> Iterator[tuple[int, Found]]:
         """One look: replies that are here and whole, those that never will be, and those whose time is up."""
         for answers, reply in self.look():
             if isinstance(reply, Parcel):
@@ -90,14 +98,14 @@ class Post:
                 del self.waiting[id]
                 yield name, "no answer in time"
 
-    def look(self) -> Iterator[tuple[str, Parcel | Reply | Unreadable | str]]:
+    def look(self) -> Iterator[tuple[str, Parcel | Found]]:
         """What has come since the last look; what is being fetched already is not asked for again."""
         ids = self.waiting.keys() - {parcel.answers for parcel in self.parcels}
         if not ids:
             return
         if not isinstance(self.grid, HttpGrid):  # Flower's own simulation, where nobody is a stranger
             for message in self.grid.pull_messages(ids):
-                yield message.metadata.reply_to_message_id, opened(message)
+                yield message.metadata.reply_to_message_id, failure(message) or message
             return
         response = self.client.PullMessages(PullAppMessagesRequest(message_ids=ids))
         for envelope, tree in zip(response.messages_list, response.message_object_trees, strict=True):
@@ -105,7 +113,7 @@ class Post:
             if answers not in ids:
                 continue
             pieces = [one.object_id for one in iterate_object_tree(tree)]
-            if len(pieces) > PIECES:
+            if len(pieces) > self.pieces:
                 yield answers, Unreadable(f"a reply in {len(pieces):,} pieces")
             else:
                 yield answers, Parcel(answers, envelope.metadata.message_id, pieces)
@@ -115,7 +123,7 @@ class Post:
         assert isinstance(self.grid, HttpGrid)
         return self.grid._runtime_client
 
-    def fetch(self, parcel: Parcel) -> Reply | Unreadable | str | None:
+    def fetch(self, parcel: Parcel) -> Found | None:
         """Take what is there of a parcel; its content when it is whole, or why it never will be."""
         assert isinstance(self.grid, HttpGrid)
         run = self.grid.run.run_id
@@ -133,19 +141,42 @@ class Post:
         confirm = ConfirmMessageReceivedRequest(node=self.grid.node, run_id=run, message_object_id=parcel.top)
         self.client.ConfirmMessageReceived(confirm)
         try:
-            if any(get_object_type_from_object_content(content) not in KINDS for content in parcel.contents.values()):
+            if any(get_object_type_from_object_content(one) not in self.kinds for one in parcel.contents.values()):
                 return Unreadable("a reply that is not one of ours")
+            if expanded(parcel.contents) > self.most:
+                return Unreadable(f"a reply that unpacks to more than {self.most:,} bytes")
             message = inflate_object_from_contents(parcel.top, parcel.contents)
         except Exception as error:  # Flower's parsers raise what they like
             return Unreadable(f"a reply that cannot be read ({type(error).__name__})")
-        return opened(message) if isinstance(message, Message) else Unreadable("a reply that is not one of ours")
+        if not isinstance(message, Message):
+            return Unreadable("a reply that is not one of ours")
+        return failure(message) or message
 
 
-def opened(message: Message) -> Reply | Unreadable | str:
-    if message.has_error():
-        return WORDS.get(message.error.code) or printable(message.error.reason)
+def expanded(contents: dict[str, bytes]) -> int:
+    """Bytes of Flower's arrays once they are put together: an array names its chunks, and may name one many times."""
+    total = 0
+    for content in contents.values():
+        if get_object_type_from_object_content(content) == "Array":
+            chunks = get_object_children_ids_from_object_content(content)
+            body = json.loads(get_object_body(content, Array))
+            total += sum(len(contents[chunks[int(index)]]) for index in body["arraychunk_ids"])
+    return total
+
+
+def failure(message: Message) -> str | None:
+    """Why there is no answer, when the device or the SuperLink says so."""
+    if not message.has_error():
+        return None
+    return WORDS.get(message.error.code) or printable(message.error.reason)
+
+
+def opened(found: Found) -> Reply | Unreadable | str:
+    """A reply of our own app, unpacked."""
+    if not isinstance(found, Message):
+        return found
     try:
-        return unpack(message.content)
+        return unpack(found.content)
     except Unreadable as error:
         return error
 

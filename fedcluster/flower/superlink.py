@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import httpx
 from flwr.cli.build import build_fab_from_disk
@@ -122,7 +123,9 @@ class SuperLink:
     @contextmanager
     def run(self) -> Iterator[HttpGrid]:
         """A run of our app, of which we are the ServerApp."""
-        content = build_fab_from_disk(APP)
+        with catch_warnings():
+            simplefilter("ignore", DeprecationWarning)  # of a library of Flower's
+            content = build_fab_from_disk(APP)
         with self.control() as control:
             started = control.StartRun(StartRunRequest(fab=fab_to_proto(Fab(sha256(content).hexdigest(), content, {}))))
         grid = HttpGrid(self.address, self.folder is None, self.authority, token=self.claim(started.run_id))

@@ -1,0 +1,109 @@
+"""FedCluster as a Strategy of Flower's, over a real SuperLink, with devices of other people's making."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from flwr.supercore.primitives.asymmetric import generate_key_pairs
+
+from fedcluster.flower import FedCluster
+from fedcluster.flower.node import Line, connected
+from fedcluster.flower.superlink import SuperLink
+from tests.federation import until
+
+START = {"w": Array(np.zeros(3, np.float32)), "b": Array(np.zeros((2, 2), np.float32))}
+
+
+def answer(number: int, message: Message) -> Message:
+    """Device n adds n + 1 to everything; some are up to no good."""
+    (record,) = message.content.array_records.values()
+    arrays = {name: array.numpy() + np.float32(number + 1) for name, array in record.items()}
+    examples: float = 10 * (number + 1)
+    if number == 4:
+        arrays["w"][1] = np.nan
+    elif number == 5:
+        arrays["b"] = np.ones((1, 1), np.float32)
+    elif number == 6:
+        arrays["x"] = arrays.pop("w")
+    elif number == 7:
+        examples = -1
+    elif number == 8:
+        examples = 1e12
+    content = ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+    if number == 9:  # a few bytes of header that promise a terabyte
+        content["w"] = Array("float32", (3,), "numpy.ndarray", content["w"].data.replace(b"(3,), ", b"(9**9,)"))
+    return Message(
+        RecordDict({"arrays": content, "metrics": MetricRecord({"num-examples": examples})}), reply_to=message
+    )
+
+
+def device(number: int, address: str, over: threading.Event) -> None:
+    with connected(address, None, generate_key_pairs(), known=False) as line:
+        numbers[line.node.node_id] = number
+        serve(line, number, over)
+
+
+def serve(line: Line, number: int, over: threading.Event) -> None:
+    while not over.is_set():
+        try:
+            message = line.receive()
+            if message is not None:
+                line.send(answer(number, message))
+        except httpx.HTTPError:
+            return
+        time.sleep(0.1)
+
+
+numbers: dict[int, int] = {}
+
+
+@contextmanager
+def devices(count: int, address: str) -> Iterator[None]:
+    over = threading.Event()
+    threads = [threading.Thread(target=device, args=(number, address, over)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(30)
+
+
+def by_parity(nodes: list[int]) -> list[int]:
+    return [numbers[node] % 2 for node in nodes]
+
+
+def test_it_wraps_other_strategies_and_lets_no_attacker_through(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clusters of even and odd devices take turns; of the devices 4 to 9 only 8 is heard, with a bounded weight."""
+    superlink = SuperLink(None, None, tmp_path / "superlink.log")
+    with superlink.running(), devices(10, superlink.address), superlink.run() as grid:
+        until(lambda: len(list(grid.get_node_ids())) == 10)
+        strategy = FedCluster(FedAvg(fraction_evaluate=0.0), clusters=by_parity, order="cyclic")
+        strategy.examples = dict.fromkeys(range(20), 20.0)  # a fleet whose median is known
+        result = strategy.start(grid, ArrayRecord(START), num_rounds=1, timeout=60)
+        # even cluster: devices 0 and 2 with 10 and 30 examples, 8 with at most 100 times the median;
+        # then the odd one, 1 and 3 with 20 and 40
+        even = (1 * 10 + 3 * 30 + 9 * 2000) / (10 + 30 + 2000)
+        odd = (2 * 20 + 4 * 40) / 60
+        for array in result.arrays.values():
+            np.testing.assert_allclose(array.numpy(), even + odd, rtol=1e-6)
+        refused = "\n".join(record.getMessage() for record in caplog.records)
+        for why in ("not finite", "wrong shape or type", "wrong names", "num-examples is not a positive number"):
+            assert why in refused
+
+        private = DifferentialPrivacyServerSideFixedClipping(
+            FedAvg(fraction_evaluate=0.0), noise_multiplier=0.0, clipping_norm=1e9, num_sampled_clients=3
+        )
+        nested = FedCluster(private, clusters=2, seed=1)
+        assert nested.start(grid, ArrayRecord(START), num_rounds=1, timeout=60).arrays["w"].numpy().shape == (3,)
