@@ -23,6 +23,7 @@ from fedcluster.display import Display, suited
 from fedcluster.errors import BadExperiment, LostServer
 from fedcluster.evaluate import Evaluator
 from fedcluster.experiment import Experiment, load
+from fedcluster.flower.certificates import public_keys
 from fedcluster.flower.cohorts import NEW, Federation, Presence
 from fedcluster.flower.device import PLAN
 from fedcluster.flower.roster import ROOM, LiveSchedule, Roster
@@ -75,7 +76,6 @@ def serve(
     display: Display | None = None,
 ) -> Result:
     """A federation from its first device to its picture."""
-    from fedcluster.flower.certificates import public_keys
     from fedcluster.flower.gate import Gate
     from fedcluster.flower.node import loopback
     from fedcluster.flower.superlink import SuperLink
@@ -249,6 +249,7 @@ def main(grid: Grid, context: Context) -> None:
     check(experiment)
     terms = Terms(int(config["nodes"]), float(config["wait"]), float(config["deadline"]))
     out = Path(str(config["out"])) if config["out"] else fresh(path.stem)
+    keys = public_keys(Path(str(config["certificates"]))) if config["certificates"] else None
     display = suited()
     with closing(Folder(out, experiment, bool(config["resume"]))) as folder, display:
-        deploy(experiment, grid, folder, None, terms, display)
+        deploy(experiment, grid, folder, keys, terms, display)
