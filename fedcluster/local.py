@@ -37,15 +37,19 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples and labels for E steps."""
+        for x, y, size in self.stretches():
+            yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
+
+    def stretches(self) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """The same, several batches at a time, which are copied out of the data set at once: with a batch's size."""
         steps, batch = self.steps, self.options.batch
         if batch == "full":
-            yield from [self.gather(self.rows)] * steps
+            yield from [(*self.gather(self.rows), len(self.rows))] * steps
             return
         drawn = self.rows[stream(self.seed, "batch", *self.place).integers(len(self.rows), size=(steps, batch))]
         several = max(1, GATHER // batch)
         for start in range(0, steps, several):
-            x, y = self.gather(drawn[start : start + several].reshape(-1))
-            yield from zip(torch.split(x, batch), torch.split(y, batch), strict=True)
+            yield *self.gather(drawn[start : start + several].reshape(-1)), batch
 
     def whole(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All of the device's data, once."""
@@ -53,7 +57,6 @@ class Batches:
             yield self.gather(self.rows[start : start + WHOLE])
 
     def gather(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """One copy of several batches out of the data set."""
         index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
         return self.dataset.inputs(self.dataset.x_train.index_select(0, index)), self.dataset.y_train[index]
 
@@ -78,8 +81,8 @@ def descend(
     learner.module.train()
     device, w, g = learner.device, learner.w[..., : learner.size], learner.gradient
     if learner.chain is not None and correct is None and rule is None and batches.options.optimizer == "sgd":
-        for x, y in batches:
-            learner.chain.descend(x.to(device), y.to(device), batches.options.lr)
+        for x, y, size in batches.stretches():
+            learner.chain.descend(x, y, size, batches.options.lr)
         return learner.w.clone()
     torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
     rule = rule or optimizer(batches.options)
