@@ -3,9 +3,9 @@
     FEDCLUSTER_DATA=... .venv/bin/python studies/algorithms.py        about an hour and a half of two cores
 
 MNIST and the MLP on 100 devices of 500 samples, of which 20 take part in a round (for ten clusters: two of ten at a
-time), 20 steps of batch 30, 20 rounds. Every algorithm in every cell has its own best local.lr, of a ladder on which a worse rate
-lies on either side, found on a seed that is not used again; three other seeds give the result. Interrupted, it goes on where it stopped. Writes
-docs/algorithms-study/: results.csv, losses.png and README.md.
+time), 20 steps of batch 30, 20 rounds. Every algorithm in every cell has its own best local.lr, on a ladder of rates
+with a worse one on either side, found on a seed that is not used again; three other seeds give the result.
+Interrupted, it goes on where it stopped. Writes docs/algorithms-study/: results.csv, losses.png and table.md.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def tune(cells: list[Cell], runs: Path, stage: str) -> dict[Cell, float]:
         wanted = []
         for cell in cells:
             tried = [lr for lr in LADDER if (cell, lr) in found]
-            best[cell] = min(tried, key=lambda lr: found[cell, lr][0])  # noqa: B023
+            best[cell] = min(tried, key=lambda lr: found[cell, lr][0])
             place = LADDER.index(best[cell])
             beyond = place + 1 if best[cell] == tried[-1] else place - 1 if best[cell] == tried[0] else None
             if beyond is not None and 0 <= beyond < len(LADDER):
