@@ -52,9 +52,9 @@ INLINE void forward_tile(int rows, int wide, const float *a, int a_row, const fl
         }
 }
 
-/* w[rows][wide] += sum over the batch of a[batch][rows] d[batch][wide] */
+/* w[rows][wide] += sum over the batch of a[batch][rows] d[batch][wide], and what is added in every step */
 INLINE void update_tile(int rows, int wide, const float *a, int a_row, const float *d, int d_row, int batch, float *w,
-                        int w_row) {
+                        int w_row, const float *drift) {
     vector sum[ROWS][2];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
@@ -75,8 +75,8 @@ INLINE void update_tile(int rows, int wide, const float *a, int a_row, const flo
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int v = 0; v < wide; v++) {
-            float *p = w + (size_t)r * w_row + v * LANES;
-            store(p, load(p) + sum[r][v]);
+            size_t at = (size_t)r * w_row + v * LANES;
+            store(w + at, load(w + at) + (drift ? sum[r][v] + load(drift + at) : sum[r][v]));
         }
 }
 
@@ -109,18 +109,20 @@ static void forward(const float *a, int a_row, int m, int n, const float *w, con
     }
 }
 
-/* w[n][padded(out)] += a[batch][n]^T d[batch][padded(out)] */
-static void update(const float *a, int a_row, int batch, int n, const float *d, int out, float *w) {
+/* w[n][padded(out)] += a[batch][n]^T d[batch][padded(out)] + drift */
+static void update(const float *a, int a_row, int batch, int n, const float *d, int out, float *w,
+                   const float *drift) {
     int row = padded(out);
     for (int i = 0; i < n; i += ROWS) {
         int rows = n - i < ROWS ? n - i : ROWS;
         for (int j = 0; j < row; j += 2 * LANES) {
             int wide = row - j >= 2 * LANES ? 2 : 1;
+            size_t at = (size_t)i * row + j;
 #define CALL(R)                                                                                                      \
     if (wide == 2)                                                                                                   \
-        update_tile(R, 2, a + i, a_row, d + j, row, batch, w + (size_t)i * row + j, row);                            \
+        update_tile(R, 2, a + i, a_row, d + j, row, batch, w + at, row, drift ? drift + at : 0);                     \
     else                                                                                                             \
-        update_tile(R, 1, a + i, a_row, d + j, row, batch, w + (size_t)i * row + j, row)
+        update_tile(R, 1, a + i, a_row, d + j, row, batch, w + at, row, drift ? drift + at : 0)
             FOR_ROWS(rows, CALL)
 #undef CALL
         }
@@ -152,58 +154,84 @@ static void slope(float *scores, int row, int classes, int batch, const int64_t 
     }
 }
 
-/* floats of scratch memory that `descend` needs */
-int64_t scratch(const int *sizes, int layers, int batch) {
-    int64_t room = 0;
-    for (int l = 0; l < layers; l++) {
-        int in = sizes[l], out = sizes[l + 1];
-        room += (int64_t)padded(out) * (in + 1 + 2 * batch) + (l ? (int64_t)out * padded(in) + padded(in) : 0);
+/* one layer, its weights transposed, with room for all that a step needs of it */
+typedef struct {
+    int in, out, in_row, out_row;
+    float *weight, *bias, *output, *gradient, *turned, *zeros, *drift, *bias_drift;
+} layer;
+
+/* lays the layers out in scratch memory, if there is any; returns how many floats they take */
+static int64_t lay_out(layer *layers, const int *sizes, int count, int batch, int drifting, float *room) {
+    int64_t used = 0;
+#define TAKE(place, n) (place = room ? room + used : 0, used += (int64_t)(n))
+    for (int l = 0; l < count; l++) {
+        layer *one = &layers[l];
+        one->in = sizes[l], one->out = sizes[l + 1];
+        one->out_row = padded(one->out), one->in_row = l ? padded(one->in) : one->in;
+        TAKE(one->weight, (int64_t)one->in * one->out_row);
+        TAKE(one->bias, one->out_row);
+        TAKE(one->output, batch * one->out_row);
+        TAKE(one->gradient, batch * one->out_row);
+        if (l) {
+            TAKE(one->turned, (int64_t)one->out * one->in_row);
+            TAKE(one->zeros, one->in_row);
+        }
+        one->drift = one->bias_drift = 0;
+        if (drifting) {
+            TAKE(one->drift, (int64_t)one->in * one->out_row);
+            TAKE(one->bias_drift, one->out_row);
+        }
     }
-    return room;
+#undef TAKE
+    return used;
 }
 
-/* w: the layers, first to last, each as weight [out][in] and bias [out]; x: [steps * batch][in], y: labels */
-void descend(float *w, const int *sizes, int layers, const float *x, const int64_t *y, int steps, int batch, float lr,
-             float *room) {
-    float *weight[MOST], *turned[MOST], *zeros[MOST], *bias[MOST], *output[MOST], *gradient[MOST], *from = w;
-    memset(room, 0, scratch(sizes, layers, batch) * sizeof(float));
-    for (int l = 0; l < layers; l++) {
-        int in = sizes[l], out = sizes[l + 1], row = padded(out);
-        weight[l] = room, room += (size_t)in * row;
-        bias[l] = room, room += row;
-        output[l] = room, room += batch * row;
-        gradient[l] = room, room += batch * row;
-        if (l) turned[l] = room, room += (size_t)out * padded(in), zeros[l] = room, room += padded(in);
-        flip(from, in, out, in, weight[l], row);
-        memcpy(bias[l], from + (size_t)in * out, out * sizeof(float));
-        from += (size_t)(in + 1) * out;
+/* floats of scratch memory that `descend` needs */
+int64_t scratch(const int *sizes, int count, int batch, int drifting) {
+    layer layers[MOST];
+    return lay_out(layers, sizes, count, batch, drifting, 0);
+}
+
+/* w: the layers, first to last, each as weight [out][in] and bias [out]; x: [steps * batch][in], y: labels.
+   drift, of the form of w or null, is added to w after every step */
+void descend(float *w, const float *drift, const int *sizes, int count, const float *x, const int64_t *y, int steps,
+             int batch, float lr, float *room) {
+    layer layers[MOST];
+    memset(room, 0, lay_out(layers, sizes, count, batch, drift != 0, room) * sizeof(float));
+    for (int64_t l = 0, at = 0; l < count; l++) {
+        layer *one = &layers[l];
+        flip(w + at, one->in, one->out, one->in, one->weight, one->out_row);
+        if (drift) flip(drift + at, one->in, one->out, one->in, one->drift, one->out_row);
+        at += (int64_t)one->in * one->out;
+        memcpy(one->bias, w + at, one->out * sizeof(float));
+        if (drift) memcpy(one->bias_drift, drift + at, one->out * sizeof(float));
+        at += one->out;
     }
+    layer *last = &layers[count - 1];
     for (int step = 0; step < steps; step++, x += (size_t)batch * sizes[0], y += batch) {
-        for (int l = 0; l < layers; l++)
-            forward(l ? output[l - 1] : x, l ? padded(sizes[l]) : sizes[0], batch, sizes[l], weight[l], bias[l],
-                    sizes[l + 1], output[l], l + 1 < layers);
-        int last = layers - 1;
-        slope(output[last], padded(sizes[layers]), sizes[layers], batch, y, lr);
-        for (int l = last; l >= 0; l--) {
-            const float *d = l == last ? output[l] : gradient[l];
-            int row = padded(sizes[l + 1]);
-            if (l) {
-                flip(weight[l], row, sizes[l], sizes[l + 1], turned[l], padded(sizes[l]));
-                forward(d, row, batch, sizes[l + 1], turned[l], zeros[l], sizes[l], gradient[l - 1], 0);
-                mask_by(output[l - 1], gradient[l - 1], batch * padded(sizes[l]));
+        const float *below = x;
+        for (layer *one = layers; one <= last; below = one++->output)
+            forward(below, one->in_row, batch, one->in, one->weight, one->bias, one->out, one->output, one < last);
+        slope(last->output, last->out_row, last->out, batch, y, lr);
+        for (layer *one = last; one >= layers; one--) {
+            const float *d = one == last ? one->output : one->gradient;
+            below = one == layers ? x : one[-1].output;
+            if (one > layers) {
+                flip(one->weight, one->out_row, one->in, one->out, one->turned, one->in_row);
+                forward(d, one->out_row, batch, one->out, one->turned, one->zeros, one->in, one[-1].gradient, 0);
+                mask_by(below, one[-1].gradient, batch * one->in_row);
             }
-            update(l ? output[l - 1] : x, l ? padded(sizes[l]) : sizes[0], batch, sizes[l], d, sizes[l + 1], weight[l]);
-            for (int j = 0; j < row; j += LANES) {
-                vector sum = all(0);
-                for (int i = 0; i < batch; i++) sum += load(d + i * row + j);
-                store(bias[l] + j, load(bias[l] + j) + sum);
+            update(below, one->in_row, batch, one->in, d, one->out, one->weight, one->drift);
+            for (int j = 0; j < one->out_row; j += LANES) {
+                vector sum = one->bias_drift ? load(one->bias_drift + j) : all(0);
+                for (int i = 0; i < batch; i++) sum += load(d + i * one->out_row + j);
+                store(one->bias + j, load(one->bias + j) + sum);
             }
         }
     }
-    for (int l = 0; l < layers; l++) {
-        int in = sizes[l], out = sizes[l + 1];
-        flip(weight[l], padded(out), in, out, w, in);
-        memcpy(w + (size_t)in * out, bias[l], out * sizeof(float));
-        w += (size_t)(in + 1) * out;
+    for (layer *one = layers; one <= last; one++) {
+        flip(one->weight, one->out_row, one->in, one->out, w, one->in);
+        memcpy(w += (int64_t)one->in * one->out, one->bias, one->out * sizeof(float));
+        w += one->out;
     }
 }

@@ -76,31 +76,40 @@ def ours(path: Path) -> bool:
 
 
 def descend(
-    loaded: Any, w: Tensor, sizes: list[int], x: Tensor, y: Tensor, batch: int, lr: float, room: Tensor
+    loaded: Any,
+    w: Tensor,
+    drift: Tensor | None,
+    sizes: list[int],
+    x: Tensor,
+    y: Tensor,
+    batch: int,
+    lr: float,
+    room: Tensor,
 ) -> None:
-    """A step for every batch in x, on the layers in w."""
-    widths = (ctypes.c_int * len(sizes))(*sizes)
-    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (w, x, y, room)]
-    steps = len(y) // batch
+    """A step for every batch in x, on the layers in w; after each, `drift` is added to them."""
+    places = [None if one is None else ctypes.c_void_p(one.data_ptr()) for one in (w, drift, x, y, room)]
+    widths, count, steps = (ctypes.c_int * len(sizes))(*sizes), len(sizes) - 1, len(y) // batch
     loaded.descend(
-        pointers[0], widths, len(sizes) - 1, pointers[1], pointers[2], steps, batch, ctypes.c_float(lr), pointers[3]
+        places[0], places[1], widths, count, places[2], places[3], steps, batch, ctypes.c_float(lr), places[4]
     )
 
 
-def room_for(loaded: Any, sizes: list[int], batch: int) -> Tensor:
+def room_for(loaded: Any, sizes: list[int], batch: int, drifting: bool) -> Tensor:
     """Scratch memory for batches of this size."""
-    return torch.empty(loaded.scratch((ctypes.c_int * len(sizes))(*sizes), len(sizes) - 1, batch))
+    return torch.empty(loaded.scratch((ctypes.c_int * len(sizes))(*sizes), len(sizes) - 1, batch, drifting))
 
 
 def finds_what_torch_finds(loaded: Any) -> bool:
-    """Two steps on a small network, against autograd."""
+    """Two steps on a small network, and a drift, against autograd."""
     sizes, batch, lr = [21, 19, 9, 5], 7, 0.5
     source = torch.Generator().manual_seed(0)
     layers = [torch.randn(o, i + 1, generator=source) / i**0.5 for i, o in pairwise(sizes)]
     x = torch.randn(2 * batch, sizes[0], generator=source)
     y = torch.randint(sizes[-1], (2 * batch,), generator=source)
     w = torch.cat([part for layer in layers for part in (layer[:, :-1].reshape(-1), layer[:, -1])])
-    descend(loaded, w, sizes, x, y, batch, lr, room_for(loaded, sizes, batch))
+    drift = torch.randn(len(w), generator=source)
+    drifts = torch.split(drift, [n for i, o in pairwise(sizes) for n in (i * o, o)])
+    descend(loaded, w, drift, sizes, x, y, batch, lr, room_for(loaded, sizes, batch, drifting=True))
     parts = [part.clone().requires_grad_() for layer in layers for part in (layer[:, :-1], layer[:, -1])]
     for rows, labels in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
         with torch.enable_grad():
@@ -109,7 +118,7 @@ def finds_what_torch_finds(loaded: Any) -> bool:
                 h = torch.nn.functional.linear(h if h is rows else h.relu(), weight, bias)
             gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(h, labels), parts)
         with torch.no_grad():
-            for part, gradient in zip(parts, gradients, strict=True):
-                part.sub_(gradient, alpha=lr)
+            for part, gradient, more in zip(parts, gradients, drifts, strict=True):
+                part.sub_(gradient, alpha=lr).add_(more.view(part.shape))
     expected = torch.cat([part.detach().reshape(-1) for part in parts])
     return bool(torch.allclose(w, expected, rtol=1e-4, atol=1e-5))

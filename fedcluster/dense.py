@@ -17,13 +17,14 @@ class Chain:
 
     def __init__(self, library: Any, w: Tensor, sizes: list[int]) -> None:
         self.library, self.w, self.sizes = library, w, sizes
-        self.room: tuple[int, Tensor] = 0, w
+        self.kind, self.room = (0, False), w
 
-    def descend(self, x: Tensor, y: Tensor, batch: int, lr: float) -> None:
-        """A step on the mean cross-entropy of each batch in x, one after the other."""
-        if self.room[0] != batch:
-            self.room = batch, compiled.room_for(self.library, self.sizes, batch)
-        compiled.descend(self.library, self.w, self.sizes, x.contiguous(), y, batch, lr, self.room[1])
+    def descend(self, x: Tensor, y: Tensor, batch: int, lr: float, drift: Tensor | None = None) -> None:
+        """A step on the mean cross-entropy of each batch in x, one after the other; `drift` is added after each."""
+        kind = (batch, drift is not None)
+        if self.kind != kind:
+            self.kind, self.room = kind, compiled.room_for(self.library, self.sizes, *kind)
+        compiled.descend(self.library, self.w, drift, self.sizes, x.contiguous(), y, batch, lr, self.room)
 
 
 def chain(module: nn.Module, w: Tensor) -> Chain | None:

@@ -71,9 +71,14 @@ def steps_of(options: Local, seed: int, round: int, device: int) -> int:
 
 @torch.no_grad()
 def descend(
-    learner: Learner, start: Tensor, batches: Batches, correct: Correct | None = None, rule: Rule | None = None
+    learner: Learner,
+    start: Tensor,
+    batches: Batches,
+    drift: Tensor | None = None,
+    correct: Correct | None = None,
+    rule: Rule | None = None,
 ) -> Tensor:
-    """w_0 = start;  w_{t+1} = step(w_t, correct(grad f(w_t; batch_t)));  returns w_E.
+    """w_0 = start;  w_{t+1} = step(w_t, correct(grad f(w_t; batch_t)) + drift);  returns w_E.
 
     The one local loop. `rule` takes the step; left out, it is the experiment's optimizer, begun afresh.
     """
@@ -81,8 +86,10 @@ def descend(
     learner.module.train()
     device, w, g = learner.device, learner.w[..., : learner.size], learner.gradient
     if learner.chain is not None and correct is None and rule is None and batches.options.optimizer == "sgd":
+        lr = batches.options.lr
+        moves = None if drift is None else drift * -lr
         for x, y, size in batches.stretches():
-            learner.chain.descend(x, y, size, batches.options.lr)
+            learner.chain.descend(x, y, size, lr, moves)
         return learner.w.clone()
     torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
     rule = rule or optimizer(batches.options)
@@ -91,6 +98,8 @@ def descend(
         learner.differentiate(x.to(device), y.to(device))
         if correct is not None:
             correct(g, w, start)
+        if drift is not None:
+            g.add_(drift)
         rule.step(w, g)
     return learner.w.clone()
 

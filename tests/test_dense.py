@@ -66,6 +66,21 @@ def test_small_steps_are_not_lost(shape: tuple[int, int]) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("sizes", [(64, 10), (33, 17, 9, 2)])
+def test_drift_is_added_after_every_step(sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    module = network(*sizes)
+    learner, plain = Learner(module), Learner(module)
+    assert learner.chain is not None
+    x, y, drift = torch.randn(20, sizes[0]), torch.randint(sizes[-1], (20,)), torch.randn(plain.size) * 0.01
+    learner.chain.descend(x, y, 5, 0.1, drift)
+    for rows, labels in zip(torch.split(x, 5), torch.split(y, 5), strict=True):
+        plain.differentiate(rows, labels)
+        plain.w.sub_(plain.gradient, alpha=0.1).add_(drift)
+    torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+
+
+@needs_compiler
 def test_what_is_not_a_number_stays_that() -> None:
     """A run that diverges must be seen to."""
     learner = Learner(network(8, 6, 3))
