@@ -159,22 +159,32 @@ def main() -> None:
     if not data.exists():
         subprocess.run([sys.executable, str(HERE / "rivals" / "make_data.py"), "--out", str(data)], check=True)
     chosen = arguments.only.split(",") if arguments.only else list(RIVALS)
-    runs = []
-    for model in arguments.models.split(","):
+    models = arguments.models.split(",")
+    runs = [run for run in earlier(arguments.out) if run["model"] not in models]
+    for model in models:
         contestants = ["fedcluster", *(name for name in chosen if model in RIVALS[name][2])]
         for repeat in range(arguments.repeats if model == "mlp" else 1):
             for name in contestants:
                 result = measure(name, model, data)
                 if result is not None:
-                    runs.append({"contestant": name, "repeat": repeat, **result})
+                    runs.append({"contestant": name, "repeat": repeat, "date": time.strftime("%Y-%m-%d"), **result})
                     write(runs, arguments.out)
     print(table(runs))
+
+
+def earlier(out: Path) -> list[dict[str, Any]]:
+    """The runs on record: a model that is not measured now keeps what it had."""
+    try:
+        found: list[dict[str, Any]] = json.loads((out / "bench.json").read_text())["runs"]
+    except FileNotFoundError:
+        return []
+    return found
 
 
 def write(runs: list[dict[str, Any]], out: Path) -> None:
     """After every run: what is measured is not lost when a later one fails."""
     out.mkdir(parents=True, exist_ok=True)
-    report = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "runs": runs}
+    report = {"machine": machine(), "runs": runs}
     (out / "bench.json").write_text(json.dumps(report, indent=1) + "\n")
     (out / "bench.md").write_text(table(runs) + "\n")
     picture(runs, out / "bench.png")

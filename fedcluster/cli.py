@@ -189,6 +189,43 @@ def partition(experiment: ExperimentFile, o: Overrides = None, out: Out = None) 
 
 
 @app.command()
+def reproduce(
+    figure: Annotated[str, typer.Argument(metavar="fig2|fig3|fig4|fig5|fig6|all", show_default=False)],
+    scale: Annotated[
+        str, typer.Option(help="quick: MNIST, 20 minutes; standard: both data sets, hours; paper: for a GPU.")
+    ] = "quick",
+    seeds: Annotated[int | None, typer.Option(help="How many. Default: the scale's.", show_default=False)] = None,
+    lr: Annotated[str, typer.Option(help="Learning rates: paper, equal, or tuned, each curve at its best.")] = "paper",
+    x: Annotated[str, typer.Option(help="What to draw over: rounds, aggregations, updates or bytes.")] = "rounds",
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Output folder; what is finished there is not run again.")
+    ] = None,
+) -> None:
+    """Reproduce a figure of the paper, and judge its claims."""
+    with plainly():
+        from fedcluster.paper.figures import FIGURES
+        from fedcluster.paper.reproduce import reproduce as run_figures
+        from fedcluster.workers import cores
+
+        out = out or Path("runs", f"paper-{scale}-{lr}")
+        with stages() as progress:
+            verdicts = run_figures(
+                list(FIGURES) if figure == "all" else [figure],
+                scale,
+                lr,
+                seeds,
+                x,
+                out,
+                cores(),
+                progress,
+                lambda text: typer.echo(text, err=True),
+            )
+        rows = [[v.claim, v.verdict, f"{v.effect:+.3f}", f"{v.low:+.3f} to {v.high:+.3f}"] for v in verdicts]
+        show(ruled(["claim", "verdict", "advantage", "95 % interval"], rows, left=2))
+        typer.echo(f"pictures, data and verdicts: {out}/")
+
+
+@app.command()
 def algorithms() -> None:
     """List the federated algorithms: what they keep, what they send, and where they come from."""
     with plainly():

@@ -41,15 +41,15 @@ class Clusters:
         return np.bincount(self.assignment, weights=fleet.weights, minlength=self.count)
 
 
-def build(options: Options, fleet: Fleet, seed: int) -> Clusters:
-    """The clusters that the experiment describes, checked."""
+def build(options: Options, fleet: Fleet, seed: int, round: int = 0) -> Clusters:
+    """The clusters that the experiment describes, checked. Only "redrawn" ones depend on the round."""
     if options.count is not None and options.count > len(fleet):
         raise BadExperiment(
             f"clusters.count = {options.count} is more than the fleet's {len(fleet)} devices: take fewer clusters"
         )
     clustering: Clustering
     match options.method:
-        case "random":
+        case "random" | "redrawn":
             clustering = random
         case "major_class":
             clustering = major_class
@@ -59,7 +59,7 @@ def build(options: Options, fleet: Fleet, seed: int) -> Clusters:
             clustering = found(name)
         case function:
             clustering = function
-    assignment = np.asarray(clustering(fleet, stream(seed, "clusters"), options))
+    assignment = np.asarray(clustering(fleet, stream(seed, "clusters", round), options))
     if assignment.shape != (len(fleet),) or assignment.dtype.kind not in "iu" or assignment.min() < 0:
         raise BadExperiment(
             f"the clustering must give each of the {len(fleet)} devices a whole number from 0, "

@@ -2,14 +2,17 @@
 
 import json
 import math
+import os
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
+from threading import Thread
 from typing import Any
 
 from fedcluster import clusters, fleet, sources
@@ -195,17 +198,25 @@ def run_all(
                     results[pending.pop(future)] = future.result()
                 progress(sum(rounds_done(out / job.name) for job in jobs), total)
         except BaseException:
+            processes = list(pool._processes.values())
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in list(pool._processes.values()):
+            for process in processes:
                 process.terminate()
             raise
     return results
 
 
 def enlist() -> None:
-    """A process of the pool ends when it is told to, without a word: its runs can be resumed."""
+    """A process of the pool ends when it is told to, without a word, or when we are gone: its runs can be resumed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     keep_memory()
+    Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def rounds_done(folder: Path) -> int:

@@ -31,7 +31,7 @@ class Evaluator:
         """Mean cross-entropy and accuracy at w. Chunks are shared out over threads and added up in their order."""
         self.learner.load(w)
         self.learner.module.eval()
-        with ThreadPoolExecutor(self.threads) as pool:
+        with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             parts = list(pool.map(self.part, torch.split(x, CHUNK), torch.split(y, CHUNK)))
         return sum(loss for loss, _ in parts) / len(y), sum(right for _, right in parts) / len(y)
 

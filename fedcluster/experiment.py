@@ -20,7 +20,7 @@ from fedcluster.errors import BadData, BadExperiment
 
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
 PARTITIONS = ("major_class", "dirichlet", "iid", "natural")
-CLUSTERINGS = ("random", "major_class", "file")
+CLUSTERINGS = ("random", "redrawn", "major_class", "file")
 MODELS = ("alexnet", "cnn", "mlp", "logistic")
 ALGORITHMS = (
     "fedavg",

@@ -61,7 +61,7 @@ class Learner:
             tensor.data = view
             if name in named_gradients:
                 tensor.grad = named_gradients[name]
-        self.chain = chain(self.module) if objective is cross_entropy else None
+        self.chain = chain(self.module, self.w) if objective is cross_entropy else None
 
     @property
     def device(self) -> torch.device:

@@ -37,15 +37,19 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples and labels for E steps."""
+        for x, y, size in self.stretches():
+            yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
+
+    def stretches(self) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """The same, several batches at a time, which are copied out of the data set at once: with a batch's size."""
         steps, batch = self.steps, self.options.batch
         if batch == "full":
-            yield from [self.gather(self.rows)] * steps
+            yield from [(*self.gather(self.rows), len(self.rows))] * steps
             return
         drawn = self.rows[stream(self.seed, "batch", *self.place).integers(len(self.rows), size=(steps, batch))]
         several = max(1, GATHER // batch)
         for start in range(0, steps, several):
-            x, y = self.gather(drawn[start : start + several].reshape(-1))
-            yield from zip(torch.split(x, batch), torch.split(y, batch), strict=True)
+            yield *self.gather(drawn[start : start + several].reshape(-1)), batch
 
     def whole(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All of the device's data, once."""
@@ -53,7 +57,6 @@ class Batches:
             yield self.gather(self.rows[start : start + WHOLE])
 
     def gather(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """One copy of several batches out of the data set."""
         index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
         return self.dataset.inputs(self.dataset.x_train.index_select(0, index)), self.dataset.y_train[index]
 
@@ -68,9 +71,14 @@ def steps_of(options: Local, seed: int, round: int, device: int) -> int:
 
 @torch.no_grad()
 def descend(
-    learner: Learner, start: Tensor, batches: Batches, correct: Correct | None = None, rule: Rule | None = None
+    learner: Learner,
+    start: Tensor,
+    batches: Batches,
+    drift: Tensor | None = None,
+    correct: Correct | None = None,
+    rule: Rule | None = None,
 ) -> Tensor:
-    """w_0 = start;  w_{t+1} = step(w_t, correct(grad f(w_t; batch_t)));  returns w_E.
+    """w_0 = start;  w_{t+1} = step(w_t, correct(grad f(w_t; batch_t)) + drift);  returns w_E.
 
     The one local loop. `rule` takes the step; left out, it is the experiment's optimizer, begun afresh.
     """
@@ -78,8 +86,10 @@ def descend(
     learner.module.train()
     device, w, g = learner.device, learner.w[..., : learner.size], learner.gradient
     if learner.chain is not None and correct is None and rule is None and batches.options.optimizer == "sgd":
-        for x, y in batches:
-            learner.chain.descend(x.to(device), y.to(device), batches.options.lr)
+        lr = batches.options.lr
+        moves = None if drift is None else drift * -lr
+        for x, y, size in batches.stretches():
+            learner.chain.descend(x, y, size, lr, moves)
         return learner.w.clone()
     torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
     rule = rule or optimizer(batches.options)
@@ -88,6 +98,8 @@ def descend(
         learner.differentiate(x.to(device), y.to(device))
         if correct is not None:
             correct(g, w, start)
+        if drift is not None:
+            g.add_(drift)
         rule.step(w, g)
     return learner.w.clone()
 

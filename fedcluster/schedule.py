@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcluster.clusters import Clusters
+from fedcluster.clusters import Clusters, build
 from fedcluster.experiment import Clusters as Options
 from fedcluster.fleet import Fleet, Floats, Ints
 from fedcluster.rng import stream
@@ -35,11 +35,13 @@ class Schedule:
         order = np.arange(self.clusters.count)
         if self.options.order == "reshuffle":
             order = stream(self.seed, "order", j).permutation(order)
-        return [self.cycle(j, position, int(cluster)) for position, cluster in enumerate(order)]
+        clusters = self.clusters
+        if self.options.method == "redrawn":
+            clusters = build(self.options, self.fleet, self.seed, round=j)
+        return [self.cycle(j, position, int(K), clusters.members[K]) for position, K in enumerate(order)]
 
-    def cycle(self, j: int, position: int, cluster: int) -> Cycle:
+    def cycle(self, j: int, position: int, cluster: int, members: Ints) -> Cycle:
         """Sample the participating share of the cluster uniformly, at least one device."""
-        members = self.clusters.members[cluster]
         take = max(1, int(np.floor(self.options.participation * len(members) + 0.5)))
         chosen = stream(self.seed, "cohort", j, cluster).choice(len(members), take, replace=False, shuffle=False)
         cohort = members[np.sort(chosen)]

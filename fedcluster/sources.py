@@ -208,8 +208,7 @@ def cached(key: str, make: Callable[[], Arrays], say: Say) -> Arrays:
     """Arrays from the cache, made under a lock when they are not there yet; a damaged file is made again."""
     from filelock import FileLock
 
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedcluster"
-    folder = Path(os.environ.get("FEDCLUSTER_CACHE", default))
+    folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{sha256(key.encode()).hexdigest()[:32]}.npz"
     with FileLock(f"{path}.lock"):
@@ -240,3 +239,8 @@ def quiet_datasets() -> Iterator[Any]:
         for logger, verbosity in zip(loggers, before, strict=True):
             logger.set_verbosity(verbosity)
         datasets.enable_progress_bars()
+
+
+def cache_folder() -> Path:
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedcluster"
+    return Path(os.environ.get("FEDCLUSTER_CACHE", default))

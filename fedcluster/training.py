@@ -103,7 +103,11 @@ def begin(setup: Setup, folder: Folder | None, display: Display) -> tuple[Record
     if folder is None:
         display.begin(rounds, cycles, done=0)
         return Recorder(None, display, Ledger(setup.devices)), setup.start
-    folder.begin(facts(setup))
+    known = facts(setup)
+    before, now = folder.noted("arithmetic"), known["arithmetic"]
+    if before not in (None, now):
+        display.say(f"begun with {before} steps, going on with {now} ones: the last digits will differ")
+    folder.begin(known)
     state, ledger, seconds, history, turns = folder.restore(setup.start, setup.new, setup.devices, cycles, display)
     if folder.begun:
         display.say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
@@ -169,6 +173,7 @@ def facts(setup: Setup) -> dict[str, Any]:
         "parameters": setup.learner.parameters,
         "devices": len(setup.fleet),
         "clusters": setup.clusters.count,
+        "arithmetic": "torch" if setup.learner.chain is None else "compiled",
         "cohorts": "stacked" if isinstance(setup.executor, Stacked) else "sequential",
         "fingerprints": {
             "data": setup.dataset.digest() if setup.dataset else "with the devices",

@@ -116,7 +116,7 @@ def test_one_cluster_is_fedavg(model: str) -> None:
     for ours, theirs in zip(result.model.parameters(), expected, strict=True):
         if model == "cnn":
             assert torch.equal(ours, theirs)
-        else:  # a chain of linear layers is rounded in other places
+        else:  # a chain of linear layers is trained by a loop of its own
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 

@@ -123,9 +123,13 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def named(algorithm: str, local: dict[str, Any]) -> str:
+    return " ".join([algorithm, *(f"{key}={getattr(value, '__name__', value)}" for key, value in local.items())])
+
+
 @pytest.mark.parametrize("clusters", [CLUSTERS, ALL], ids=["M=3", "M=1"])
 @pytest.mark.parametrize("batch", [6, "full"])
-@pytest.mark.parametrize(("algorithm", "local"), ROWS, ids=[f"{name} {local}" for name, local in ROWS])
+@pytest.mark.parametrize(("algorithm", "local"), ROWS, ids=[named(*row) for row in ROWS])
 def test_agrees_with_numpy(
     algorithm: str, local: dict[str, Any], batch: Any, clusters: list[list[int]], tmp_path: Path
 ) -> None:

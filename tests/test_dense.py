@@ -1,69 +1,104 @@
-"""The step by hand on a chain of linear layers is autograd's, as exactly as float32 allows."""
+"""The compiled loop over a chain of linear layers takes autograd's steps, as exactly as float32 allows."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from copy import deepcopy
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcluster import models
-from fedcluster.dense import chain
+import fedcluster
+from fedcluster import compiled, models
+from fedcluster.display import Display
+from fedcluster.learner import Learner
+
+needs_compiler = pytest.mark.skipif(compiled.library() is None, reason="there is no C compiler here")
 
 
-def three_steps(module: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]], lr: float) -> torch.Tensor:
+def by_autograd(module: nn.Module, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
     optimizer = torch.optim.SGD(module.parameters(), lr=lr)
-    for x, y in batches:
+    for rows, labels in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
         optimizer.zero_grad()
-        F.cross_entropy(module(x.to(next(module.parameters()).dtype)), y).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(module(rows.to(next(module.parameters()).dtype)), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return torch.cat([p.detach().double().flatten() for p in module.parameters()])
 
 
-CHAINS: dict[str, Callable[[], nn.Module]] = {
-    "mlp": lambda: models.MLP((1, 8, 8), 10),
-    "logistic": lambda: models.Logistic((1, 8, 8), 10),
-    "no flatten, no bias": lambda: nn.Sequential(nn.Linear(64, 9, bias=False), nn.ReLU(), nn.Linear(9, 10)),
-}
+def network(*sizes: int) -> nn.Module:
+    parts: list[nn.Module] = [nn.Flatten()]
+    for i, o in pairwise(sizes):
+        parts += [nn.Linear(i, o), nn.ReLU()]
+    return nn.Sequential(*parts[:-1])
 
 
-@pytest.mark.parametrize("name", CHAINS)
-def test_as_close_to_the_truth_as_autograd(name: str) -> None:
+@needs_compiler
+@pytest.mark.parametrize("sizes", [(64, 10), (784, 200, 200, 10), (7, 5, 3), (33, 17, 9, 8, 2), (16, 16, 1)])
+@pytest.mark.parametrize("batch", [30, 1, 7, 13])
+def test_as_close_to_the_truth_as_autograd(sizes: tuple[int, ...], batch: int) -> None:
     torch.manual_seed(0)
-    module = CHAINS[name]()
-    shape = (64,) if "no" in name else (1, 8, 8)
-    batches = [(torch.randn(rows, *shape), torch.randint(10, (rows,))) for rows in (30, 30, 7)]
-    truth = three_steps(deepcopy(module).double(), batches, lr=0.1)
-    by_autograd = three_steps(deepcopy(module), batches, lr=0.1)
-    by_hand = chain(module)
-    assert by_hand is not None
-    for x, y in batches:
-        by_hand.descend(x, y, lr=0.1)
-    found = torch.cat([p.detach().double().flatten() for p in module.parameters()])
-    assert (found - truth).norm() <= 1.5 * (by_autograd - truth).norm()
+    module = network(*sizes)
+    x, y = torch.randn(3 * batch, sizes[0]), torch.randint(sizes[-1], (3 * batch,))
+    truth = by_autograd(deepcopy(module).double(), x, y, batch, lr=0.1)
+    theirs = by_autograd(deepcopy(module), x, y, batch, lr=0.1)
+    learner = Learner(module)
+    assert learner.chain is not None
+    learner.chain.descend(x, y, batch, lr=0.1)
+    found = learner.w.double()
+    assert (found - truth).norm() <= 2 * (theirs - truth).norm() + 1e-7
     assert (found - truth).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("shape", [(784, 200), (200, 200), (200, 10), (9, 10), (101, 100)])
+@needs_compiler
+@pytest.mark.parametrize("shape", [(784, 200), (200, 10), (9, 10), (101, 100)])
 def test_small_steps_are_not_lost(shape: tuple[int, int]) -> None:
     """Thirty terms, each too small to change a weight, together change it."""
-    features, outputs = shape
-    module = nn.Sequential(nn.Linear(features, outputs))
-    with torch.no_grad():
-        for p in module.parameters():
-            p.fill_(1.0)
-    by_hand = chain(module)
-    assert by_hand is not None
+    learner = Learner(network(*shape))
+    assert learner.chain is not None
+    learner.w.fill_(1.0)
     y = torch.zeros(30, dtype=torch.int64)
-    by_hand.descend(torch.full((30, features), 1e-2), y, lr=1e-4)  # towards class 0: 30 terms of about 3e-8
-    expected = 1e-6 * (1 - 1 / outputs)
-    first = next(module.parameters()).detach()[0].double()
-    assert first.sub(1).mean().item() == pytest.approx(expected, abs=6e-8)
+    learner.chain.descend(torch.full((30, shape[0]), 1e-2), y, 30, lr=1e-4)  # towards class 0: 30 terms of about 3e-8
+    expected = 1e-6 * (1 - 1 / shape[1])
+    assert learner.w[: shape[0]].double().sub(1).mean().item() == pytest.approx(expected, abs=6e-8)
+
+
+@needs_compiler
+@pytest.mark.parametrize("sizes", [(64, 10), (33, 17, 9, 2)])
+def test_drift_is_added_after_every_step(sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    module = network(*sizes)
+    learner, plain = Learner(module), Learner(module)
+    assert learner.chain is not None
+    x, y, drift = torch.randn(20, sizes[0]), torch.randint(sizes[-1], (20,)), torch.randn(plain.size) * 0.01
+    learner.chain.descend(x, y, 5, 0.1, drift)
+    for rows, labels in zip(torch.split(x, 5), torch.split(y, 5), strict=True):
+        plain.differentiate(rows, labels)
+        plain.w.sub_(plain.gradient, alpha=0.1).add_(drift)
+    torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+
+
+@needs_compiler
+def test_what_is_not_a_number_stays_that() -> None:
+    """A run that diverges must be seen to."""
+    learner = Learner(network(8, 6, 3))
+    assert learner.chain is not None
+    x = torch.ones(4, 8)
+    x[2, 3] = float("nan")
+    learner.chain.descend(x, torch.zeros(4, dtype=torch.int64), 4, lr=0.1)
+    assert not torch.isfinite(learner.w).all()
+
+
+@needs_compiler
+def test_our_models_are_chains() -> None:
+    for model in (models.MLP, models.Logistic):
+        assert Learner(model((1, 8, 8), 10)).chain is not None
 
 
 class Own(nn.Sequential):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self[0](x) * 2  # type: ignore[no-any-return]
 
 
@@ -79,7 +114,7 @@ def hooked() -> nn.Module:
 
 
 def frozen() -> nn.Module:
-    module = nn.Sequential(nn.Linear(4, 3))
+    module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3))
     module[0].bias.requires_grad_(False)
     return module
 
@@ -89,15 +124,95 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "weights used twice": tied,
     "a hook": hooked,
     "a frozen bias": frozen,
+    "no bias": lambda: nn.Sequential(nn.Linear(4, 3, bias=False)),
     "another activation": lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)),
     "dropout": lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 3)),
     "ends with ReLU": lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU()),
     "two layers on end": lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)),
     "convolutions": lambda: models.CNN((1, 8, 8), 10),
-    "nothing": lambda: nn.Sequential(),
+    "too many layers": lambda: network(*[3] * 18),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_not_a_chain_is_left_to_autograd(name: str) -> None:
-    assert chain(OTHERS[name]()) is None
+    assert Learner(OTHERS[name]()).chain is None
+
+
+EXPERIMENT = fedcluster.Experiment(
+    rounds=2,
+    fleet={"devices": 20, "samples": 30},
+    clusters={"count": 2, "participation": 0.5},
+    model={"name": "mlp"},
+    local={"steps": 5, "batch": 8, "lr": 0.1},
+)
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """As in a new process with an empty cache."""
+    monkeypatch.setenv("FEDCLUSTER_CACHE", str(tmp_path / "cache"))
+    compiled.library.cache_clear()
+    yield tmp_path / "cache"
+    compiled.library.cache_clear()
+
+
+def weights(**how: object) -> Tensor:
+    model = fedcluster.run(EXPERIMENT, display=Display(), **how).model  # type: ignore[arg-type]
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@needs_compiler
+def test_without_a_compiler_torch_does_the_work(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = weights()
+    monkeypatch.setenv("PATH", "/nowhere")
+    compiled.library.cache_clear()
+    assert compiled.library() is None
+    slow = weights()
+    assert not torch.equal(slow, fast), "it was the same code"
+    torch.testing.assert_close(slow, fast, rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiler_that_fails_is_none(anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "bin" / "cc"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", str(broken.parent))
+    assert compiled.library() is None
+    assert not list(anew.glob("compiled/*"))
+
+
+@needs_compiler
+def test_a_wrong_result_is_not_used(anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = tmp_path / "chain.c"
+    source.write_text(compiled.SOURCE.read_text().replace("-lr / batch", "-2 * lr / batch"))
+    monkeypatch.setattr(compiled, "SOURCE", source)
+    assert compiled.library() is None
+
+
+@needs_compiler
+def test_a_library_that_others_could_have_written_is_not_loaded(anew: Path) -> None:
+    assert compiled.library() is not None
+    (library,) = anew.glob("compiled/*.so")
+    os.chmod(library, 0o777)
+    compiled.library.cache_clear()
+    assert compiled.library() is None
+
+
+@needs_compiler
+def test_a_run_that_goes_on_with_other_arithmetic_says_so(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Listen(Display):
+        said: list[str] = []  # noqa: RUF012
+
+        def say(self, text: str) -> None:
+            self.said.append(text)
+
+    fedcluster.run(EXPERIMENT, tmp_path / "run", display=Display())
+    (tmp_path / "run" / "model.safetensors").unlink()
+    monkeypatch.setenv("PATH", "/nowhere")
+    compiled.library.cache_clear()
+    fedcluster.run(EXPERIMENT, tmp_path / "run", resume=True, display=Listen())
+    assert any("begun with compiled steps, going on with torch ones" in text for text in Listen.said)

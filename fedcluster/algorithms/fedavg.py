@@ -49,7 +49,7 @@ class FedAvg:
         return {"model": state.model}
 
     def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
-        return {"model": descend(learner, received["model"], batches, self.correct)}
+        return {"model": descend(learner, received["model"], batches, correct=self.correct)}
 
     def combine(self, state: State, updates: Iterable[Accepted], cycle: Cycle) -> State:
         mean = average(((update.weight, update.message) for update in updates), like=self.form(state))

@@ -35,7 +35,7 @@ class Fedl(FedAvg):
         start, fleet = received["model"], received["gradient"]
         if fleet.any():
             tilt = self.options.eta * fleet - full_gradient(learner, start, batches)
-            w = descend(learner, start, batches, correct=lambda gradient, w, start: gradient.add_(tilt))
+            w = descend(learner, start, batches, tilt)
         else:
             w = descend(learner, start, batches)
         return {"model": w, "gradient": full_gradient(learner, w, batches)}

@@ -52,7 +52,7 @@ class Scaffold(FedAvg):
         drift = c - c_k
         if self.options.option == "I":
             new = full_gradient(learner, start, batches)
-        w = descend(learner, start, batches, correct=lambda gradient, w, start: gradient.add_(drift))
+        w = descend(learner, start, batches, drift)
         if self.options.option == "II":
             moved = start[..., : learner.size] - w[..., : learner.size]
             new = moved.div_(batches.steps * self.options.lr).sub_(drift)

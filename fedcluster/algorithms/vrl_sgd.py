@@ -34,7 +34,7 @@ class VrlSgd(FedAvg):
 
     def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
         start, drift = received["model"], memory["drift"]
-        w = descend(learner, start, batches, correct=lambda gradient, w, start: gradient.sub_(drift))
+        w = descend(learner, start, batches, -drift)
         moved = start[..., : learner.size] - w[..., : learner.size]
         memory["drift"] = moved.div_(batches.steps * self.options.lr).add_(drift)  # its second half comes with Drift
         return {"model": w}

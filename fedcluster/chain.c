@@ -1,0 +1,237 @@
+/* E steps of plain SGD on a chain of linear layers with ReLU between them and the mean cross-entropy at its end.
+
+   A step of a small network is a few products of thin matrices. Here they are written for the caches of one core:
+   weights are held transposed, [in][out], rows padded to whole vectors, so that both the forward product and the
+   update run along rows; an update adds the sum over the batch to the weights in one pass; nothing is allocated and
+   nothing is called between steps.
+
+   Every sum is formed on its own before it is added to a weight, in the order of the batch. One thread. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef float vector __attribute__((vector_size(32), aligned(4)));
+typedef int32_t mask __attribute__((vector_size(32)));
+enum { LANES = 8, ROWS = 6, MOST = 16 };
+
+#define INLINE static inline __attribute__((always_inline))
+
+static int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
+
+INLINE vector load(const float *p) { return *(const vector *)p; }
+INLINE void store(float *p, vector v) { *(vector *)p = v; }
+INLINE vector all(float f) { return (vector){f, f, f, f, f, f, f, f}; }
+
+/* c[rows][wide vectors] = bias + a[rows][n] b[n][...], for a tile that fits the registers */
+INLINE void forward_tile(int rows, int wide, const float *a, int a_row, const float *b, int b_row, int n,
+                         const float *bias, float *c, int c_row, int relu) {
+    vector sum[ROWS][2];
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < wide; v++) sum[r][v] = load(bias + v * LANES);
+    for (int k = 0; k < n; k++) {
+        vector right[2];
+#pragma GCC unroll 2
+        for (int v = 0; v < wide; v++) right[v] = load(b + (size_t)k * b_row + v * LANES);
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++) {
+            vector left = all(a[r * a_row + k]);
+#pragma GCC unroll 2
+            for (int v = 0; v < wide; v++) sum[r][v] += left * right[v];
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < wide; v++) {
+            vector s = sum[r][v];
+            if (relu) s = (vector)((mask)s & ~(s <= 0)); /* NaN stays NaN */
+            store(c + r * c_row + v * LANES, s);
+        }
+}
+
+/* w[rows][wide] += sum over the batch of a[batch][rows] d[batch][wide], and what is added in every step */
+INLINE void update_tile(int rows, int wide, const float *a, int a_row, const float *d, int d_row, int batch, float *w,
+                        int w_row, const float *drift) {
+    vector sum[ROWS][2];
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < wide; v++) sum[r][v] = all(0);
+    for (int k = 0; k < batch; k++) {
+        vector right[2];
+#pragma GCC unroll 2
+        for (int v = 0; v < wide; v++) right[v] = load(d + k * d_row + v * LANES);
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++) {
+            vector left = all(a[k * a_row + r]);
+#pragma GCC unroll 2
+            for (int v = 0; v < wide; v++) sum[r][v] += left * right[v];
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < wide; v++) {
+            size_t at = (size_t)r * w_row + v * LANES;
+            store(w + at, load(w + at) + (drift ? sum[r][v] + load(drift + at) : sum[r][v]));
+        }
+}
+
+#define FOR_ROWS(rows, CALL) \
+    switch (rows) {          \
+    case 6: CALL(6); break;  \
+    case 5: CALL(5); break;  \
+    case 4: CALL(4); break;  \
+    case 3: CALL(3); break;  \
+    case 2: CALL(2); break;  \
+    default: CALL(1);        \
+    }
+
+/* c[m][padded(out)] = bias + a[m][n] w[n][...] */
+static void forward(const float *a, int a_row, int m, int n, const float *w, const float *bias, int out, float *c,
+                    int relu) {
+    int row = padded(out);
+    for (int j = 0; j < row; j += 2 * LANES) {
+        int wide = row - j >= 2 * LANES ? 2 : 1;
+        for (int i = 0; i < m; i += ROWS) {
+            int rows = m - i < ROWS ? m - i : ROWS;
+#define CALL(R)                                                                                                      \
+    if (wide == 2)                                                                                                   \
+        forward_tile(R, 2, a + i * a_row, a_row, w + j, row, n, bias + j, c + i * row + j, row, relu);               \
+    else                                                                                                             \
+        forward_tile(R, 1, a + i * a_row, a_row, w + j, row, n, bias + j, c + i * row + j, row, relu)
+            FOR_ROWS(rows, CALL)
+#undef CALL
+        }
+    }
+}
+
+/* w[n][padded(out)] += a[batch][n]^T d[batch][padded(out)] + drift */
+static void update(const float *a, int a_row, int batch, int n, const float *d, int out, float *w,
+                   const float *drift) {
+    int row = padded(out);
+    for (int i = 0; i < n; i += ROWS) {
+        int rows = n - i < ROWS ? n - i : ROWS;
+        for (int j = 0; j < row; j += 2 * LANES) {
+            int wide = row - j >= 2 * LANES ? 2 : 1;
+            size_t at = (size_t)i * row + j;
+#define CALL(R)                                                                                                      \
+    if (wide == 2)                                                                                                   \
+        update_tile(R, 2, a + i, a_row, d + j, row, batch, w + at, row, drift ? drift + at : 0);                     \
+    else                                                                                                             \
+        update_tile(R, 1, a + i, a_row, d + j, row, batch, w + at, row, drift ? drift + at : 0)
+            FOR_ROWS(rows, CALL)
+#undef CALL
+        }
+    }
+}
+
+/* to[columns][to_row] = the transpose of from[rows][from_row] */
+static void flip(const float *from, int from_row, int rows, int columns, float *to, int to_row) {
+    for (int r0 = 0; r0 < rows; r0 += LANES)
+        for (int c0 = 0; c0 < columns; c0 += LANES)
+            for (int r = r0; r < r0 + LANES && r < rows; r++)
+                for (int c = c0; c < c0 + LANES && c < columns; c++)
+                    to[(size_t)c * to_row + r] = from[(size_t)r * from_row + c];
+}
+
+/* ReLU's derivative: zero where the layer's output is */
+static void mask_by(const float *output, float *gradient, int n) {
+    for (int i = 0; i < n; i++) gradient[i] = output[i] <= 0 ? 0 : gradient[i];
+}
+
+/* scores -> -lr / batch times the gradient of the mean cross-entropy at them */
+static void slope(float *scores, int row, int classes, int batch, const int64_t *y, float lr) {
+    for (int i = 0; i < batch; i++) {
+        float *s = scores + i * row, high = s[0], sum = 0;
+        for (int c = 1; c < classes; c++) high = s[c] > high ? s[c] : high;
+        for (int c = 0; c < classes; c++) sum += s[c] = expf(s[c] - high);
+        for (int c = 0; c < classes; c++) s[c] = -lr / batch * (s[c] / sum - (c == y[i]));
+        for (int c = classes; c < row; c++) s[c] = 0;
+    }
+}
+
+/* one layer, its weights transposed, with room for all that a step needs of it */
+typedef struct {
+    int in, out, in_row, out_row;
+    float *weight, *bias, *output, *gradient, *turned, *zeros, *drift, *bias_drift;
+} layer;
+
+/* lays the layers out in scratch memory, if there is any; returns how many floats they take */
+static int64_t lay_out(layer *layers, const int *sizes, int count, int batch, int drifting, float *room) {
+    int64_t used = 0;
+#define TAKE(place, n) (place = room ? room + used : 0, used += (int64_t)(n))
+    for (int l = 0; l < count; l++) {
+        layer *one = &layers[l];
+        one->in = sizes[l], one->out = sizes[l + 1];
+        one->out_row = padded(one->out), one->in_row = l ? padded(one->in) : one->in;
+        TAKE(one->weight, (int64_t)one->in * one->out_row);
+        TAKE(one->bias, one->out_row);
+        TAKE(one->output, batch * one->out_row);
+        TAKE(one->gradient, batch * one->out_row);
+        if (l) {
+            TAKE(one->turned, (int64_t)one->out * one->in_row);
+            TAKE(one->zeros, one->in_row);
+        }
+        one->drift = one->bias_drift = 0;
+        if (drifting) {
+            TAKE(one->drift, (int64_t)one->in * one->out_row);
+            TAKE(one->bias_drift, one->out_row);
+        }
+    }
+#undef TAKE
+    return used;
+}
+
+/* floats of scratch memory that `descend` needs */
+int64_t scratch(const int *sizes, int count, int batch, int drifting) {
+    layer layers[MOST];
+    return lay_out(layers, sizes, count, batch, drifting, 0);
+}
+
+/* w: the layers, first to last, each as weight [out][in] and bias [out]; x: [steps * batch][in], y: labels.
+   drift, of the form of w or null, is added to w after every step */
+void descend(float *w, const float *drift, const int *sizes, int count, const float *x, const int64_t *y, int steps,
+             int batch, float lr, float *room) {
+    layer layers[MOST];
+    memset(room, 0, lay_out(layers, sizes, count, batch, drift != 0, room) * sizeof(float));
+    for (int64_t l = 0, at = 0; l < count; l++) {
+        layer *one = &layers[l];
+        flip(w + at, one->in, one->out, one->in, one->weight, one->out_row);
+        if (drift) flip(drift + at, one->in, one->out, one->in, one->drift, one->out_row);
+        at += (int64_t)one->in * one->out;
+        memcpy(one->bias, w + at, one->out * sizeof(float));
+        if (drift) memcpy(one->bias_drift, drift + at, one->out * sizeof(float));
+        at += one->out;
+    }
+    layer *last = &layers[count - 1];
+    for (int step = 0; step < steps; step++, x += (size_t)batch * sizes[0], y += batch) {
+        const float *below = x;
+        for (layer *one = layers; one <= last; below = one++->output)
+            forward(below, one->in_row, batch, one->in, one->weight, one->bias, one->out, one->output, one < last);
+        slope(last->output, last->out_row, last->out, batch, y, lr);
+        for (layer *one = last; one >= layers; one--) {
+            const float *d = one == last ? one->output : one->gradient;
+            below = one == layers ? x : one[-1].output;
+            if (one > layers) {
+                flip(one->weight, one->out_row, one->in, one->out, one->turned, one->in_row);
+                forward(d, one->out_row, batch, one->out, one->turned, one->zeros, one->in, one[-1].gradient, 0);
+                mask_by(below, one[-1].gradient, batch * one->in_row);
+            }
+            update(below, one->in_row, batch, one->in, d, one->out, one->weight, one->drift);
+            for (int j = 0; j < one->out_row; j += LANES) {
+                vector sum = one->bias_drift ? load(one->bias_drift + j) : all(0);
+                for (int i = 0; i < batch; i++) sum += load(d + i * one->out_row + j);
+                store(one->bias + j, load(one->bias + j) + sum);
+            }
+        }
+    }
+    for (layer *one = layers; one <= last; one++) {
+        flip(one->weight, one->out_row, one->in, one->out, w, one->in);
+        memcpy(w += (int64_t)one->in * one->out, one->bias, one->out * sizeof(float));
+        w += one->out;
+    }
+}

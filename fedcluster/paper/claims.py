@@ -1,0 +1,203 @@
+"""The paper's claims, each a small function over the runs, with a paired statistic over seeds.
+
+The advantage of one curve over another is the mean over rounds of ln(their loss / our loss): 0.1 says that the loss is
+about a tenth lower all along. Seeds are paired: the two curves of a pair have fleet and start in common. The interval
+is Student's, at 95 %.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import log, sqrt
+from statistics import fmean, stdev
+
+from fedcluster.record import Line
+
+REPRODUCED, FAILED, UNDECIDED = "reproduced", "not reproduced", "undecided"
+COMPARABLE = 0.1  # an advantage within this of nothing is none to speak of
+
+Histories = dict[tuple[str, str, str], list[list[Line]]]
+"""Curves by (data, panel, label), a list over seeds."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the runs say of a claim: the effect with its interval, over so many seeds."""
+
+    figure: str
+    claim: str
+    verdict: str
+    effect: float
+    low: float
+    high: float
+    seeds: int
+
+
+def advantage(ours: Sequence[Line], theirs: Sequence[Line]) -> float:
+    """How much lower our training loss is, on the scale of its logarithm, on average over the rounds."""
+    pairs = zip(ours[1:], theirs[1:], strict=True)
+    return fmean(log(max(b["train_loss"], 1e-12) / max(a["train_loss"], 1e-12)) for a, b in pairs)
+
+
+def advantages(ours: list[list[Line]], theirs: list[list[Line]]) -> list[float]:
+    return [advantage(a, b) for a, b in zip(ours, theirs, strict=True)]
+
+
+def interval(effects: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and Student's 95 % interval; infinite for a single seed."""
+    from scipy.stats import t
+
+    mean = fmean(effects)
+    if len(effects) < 2:
+        return mean, -float("inf"), float("inf")
+    half = float(t.ppf(0.975, len(effects) - 1)) * stdev(effects) / sqrt(len(effects))
+    return mean, mean - half, mean + half
+
+
+def larger(figure: str, claim: str, effects: Sequence[float]) -> Verdict:
+    """That the effect is above zero."""
+    mean, low, high = interval(effects)
+    verdict = REPRODUCED if low > 0 else FAILED if high < 0 else UNDECIDED
+    return Verdict(figure, claim, verdict, mean, low, high, len(effects))
+
+
+def comparable(figure: str, claim: str, effects: Sequence[float]) -> Verdict:
+    """That the effect is none to speak of."""
+    mean, low, high = interval(effects)
+    inside, outside = low > -COMPARABLE and high < COMPARABLE, low > COMPARABLE or high < -COMPARABLE
+    return Verdict(
+        figure, claim, REPRODUCED if inside else FAILED if outside else UNDECIDED, mean, low, high, len(effects)
+    )
+
+
+def all_of(figure: str, claim: str, parts: Sequence[Verdict]) -> Verdict:
+    """That every part holds; the effect told is the least of them."""
+    least = min(parts, key=lambda part: part.effect)
+    verdicts = {part.verdict for part in parts}
+    verdict = FAILED if FAILED in verdicts else UNDECIDED if UNDECIDED in verdicts else REPRODUCED
+    return Verdict(figure, claim, verdict, least.effect, least.low, least.high, least.seeds)
+
+
+def mean_over(panels: Sequence[list[float]]) -> list[float]:
+    """By seed, the mean of an effect over several panels."""
+    return [fmean(effects) for effects in zip(*panels, strict=True)]
+
+
+NAMES = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
+AVG, CLUSTER, CONTROL = "FedAvg", "FedCluster", "small cohorts, no clusters"
+
+
+def judge(histories: Histories) -> list[Verdict]:
+    """Every claim that the runs at hand can speak to."""
+    by_figure: dict[str, Callable[[Histories], list[Verdict]]] = {
+        "fig2": lambda h: heterogeneity(h, "fig2", "cifar10"),
+        "fig3": lambda h: heterogeneity(h, "fig3", "mnist"),
+        "fig4": optimizers,
+        "fig5": numbers_of_clusters,
+        "fig6": clusters_heterogeneity,
+    }
+    found = [verdict for figure in by_figure.values() for verdict in figure(histories)]
+    return found + complexity(histories)
+
+
+def faster(histories: Histories, data: str, panel: str, ours: str, theirs: str) -> list[float]:
+    return advantages(histories[data, panel, ours], histories[data, panel, theirs])
+
+
+def of(histories: Histories, figure: str, data: str) -> list[str]:
+    """The panels of a figure on this data that there are, whole."""
+    return list(dict.fromkeys(panel for d, panel, _ in histories if d == data and panel.startswith(f"{figure} ")))
+
+
+def heterogeneity(histories: Histories, figure: str, data: str) -> list[Verdict]:
+    panels = of(histories, figure, data)
+    if not panels:
+        return []
+    each = [
+        larger(
+            figure,
+            f"{NAMES[data]}, {panel.partition(' ')[2]}: FedCluster converges faster than FedAvg",
+            faster(histories, data, panel, CLUSTER, AVG),
+        )
+        for panel in panels
+    ]
+    return [*each, all_of(figure, f"{NAMES[data]}: FedCluster converges faster at every ρ_device", each)]
+
+
+def optimizers(histories: Histories) -> list[Verdict]:
+    return [
+        larger(
+            "fig4",
+            f"{NAMES[data]}, {panel.partition(' ')[2]}: FedCluster converges faster than FedAvg",
+            faster(histories, data, panel, CLUSTER, AVG),
+        )
+        for data in NAMES
+        for panel in of(histories, "fig4", data)
+    ]
+
+
+def numbers_of_clusters(histories: Histories) -> list[Verdict]:
+    found = []
+    for data, name in NAMES.items():
+        panels = of(histories, "fig5", data)
+        if not panels:
+            continue
+
+        def effect(ours: str, theirs: str, data: str = data, panels: list[str] = panels) -> list[float]:
+            return mean_over([faster(histories, data, panel, ours, theirs) for panel in panels])
+
+        five, ten, twenty = (f"FedCluster, M = {m}" for m in (5, 10, 20))
+        steps = [
+            larger("fig5", f"{name}: M = 10 is faster than M = 5", effect(ten, five)),
+            larger("fig5", f"{name}: M = 20 is faster than M = 10", effect(twenty, ten)),
+        ]
+        if data == "cifar10":
+            found.append(all_of("fig5", f"{name}: larger M is faster", steps))
+        else:
+            found.append(comparable("fig5", f"{name}: 5 clusters are comparable to FedAvg", effect(five, AVG)))
+            found.append(larger("fig5", f"{name}: 10 clusters are faster than FedAvg", effect(ten, AVG)))
+            found.append(larger("fig5", f"{name}: 20 clusters are faster than FedAvg", effect(twenty, AVG)))
+    return found
+
+
+def clusters_heterogeneity(histories: Histories) -> list[Verdict]:
+    found = []
+    for data, name in NAMES.items():
+        for panel in of(histories, "fig6", data):
+            low, middle, high = (f"FedCluster, ρ_cluster = {share}" for share in (0.1, 0.5, 0.9))
+            steps = [
+                larger(
+                    "fig6", f"{name}: ρ_cluster 0.1 is faster than 0.5", faster(histories, data, panel, low, middle)
+                ),
+                larger(
+                    "fig6", f"{name}: ρ_cluster 0.5 is faster than 0.9", faster(histories, data, panel, middle, high)
+                ),
+            ]
+            found += [*steps, all_of("fig6", f"{name}: smaller ρ_cluster is faster", steps)]
+            against = [larger("fig6", "", faster(histories, data, panel, ours, AVG)) for ours in (low, middle, high)]
+            found.append(all_of("fig6", f"{name}: FedCluster is faster than FedAvg at every ρ_cluster", against))
+    return found
+
+
+def complexity(histories: Histories) -> list[Verdict]:
+    """Where both data sets are there: the advantage over FedAvg on one, less that on the other."""
+    cifar, mnist = of(histories, "fig2", "cifar10"), of(histories, "fig3", "mnist")
+    if not cifar or not mnist:
+        return []
+    one = mean_over([faster(histories, "cifar10", panel, CLUSTER, AVG) for panel in cifar])
+    other = mean_over([faster(histories, "mnist", panel, CLUSTER, AVG) for panel in mnist])
+    seeds = min(len(one), len(other))
+    difference = [a - b for a, b in zip(one[:seeds], other[:seeds], strict=True)]
+    return [larger("fig2, fig3", "the advantage over FedAvg is larger on CIFAR-10 than on MNIST", difference)]
+
+
+def fair(histories: Histories) -> list[Verdict]:
+    """Not a claim of the paper, but what its critics would ask: what do clusters add to small cohorts?"""
+    found = []
+    for figure, data in (("fig2", "cifar10"), ("fig3", "mnist")):
+        panels = of(histories, figure, data)
+        if panels:
+            both = mean_over([faster(histories, data, panel, CLUSTER, CONTROL) for panel in panels])
+            cohorts = mean_over([faster(histories, data, panel, CONTROL, AVG) for panel in panels])
+            found.append(larger(figure, f"{NAMES[data]}: small cohorts without clusters beat FedAvg", cohorts))
+            found.append(larger(figure, f"{NAMES[data]}: clusters beat small cohorts without them", both))
+    return found

@@ -1,0 +1,88 @@
+"""The figures drawn in the paper's layout: a row for each quantity or setting, a column for each panel."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcluster.paper.figures import Curve, Panel
+from fedcluster.plots import COLOURS, save
+from fedcluster.record import Line
+
+AXES = {
+    "rounds": ("round", "learning rounds", 1.0),
+    "aggregations": ("aggregations", "aggregations", 1.0),
+    "updates": ("device_updates", "device updates", 1.0),
+    "bytes": ("bytes", "megabytes sent and received", 1e-6),
+}
+QUANTITIES = {"train_loss": ("training loss", 1.0), "test_accuracy": ("test accuracy (%)", 100.0)}
+# one family of blues for FedCluster, told apart by line style as well; the same colours as everywhere
+SHADES = {0: ("#0072B2", "-"), 1: ("#56B4E9", "--"), 2: ("#003F63", ":")}
+
+
+def style(curve: Curve, position: int) -> dict[str, Any]:
+    if curve.method == "fedcluster":
+        colour, dashes = SHADES[position]
+        return {"color": colour, "ls": dashes}
+    return {"color": {"control": "#CC79A7"}.get(curve.method) or COLOURS[curve.method], "ls": "-"}
+
+
+def draw(
+    panels: list[Panel], runs: dict[tuple[Panel, Curve], list[list[Line]]], x: str, title: str, path: Path
+) -> None:
+    """Columns: panels (four at most, then another row). Figures 2 and 3 show accuracy below loss."""
+    from matplotlib.figure import Figure
+
+    quantities = list(QUANTITIES) if panels[0].figure in ("fig2", "fig3") else ["train_loss"]
+    columns = 3 if panels[0].figure == "fig4" else min(4, len(panels))
+    across = -(-len(panels) // columns)
+    figure = Figure(figsize=(2.75 * columns + 0.4, 2.3 * across * len(quantities) + 0.9), layout="constrained", dpi=150)
+    axes = figure.subplots(across * len(quantities), columns, squeeze=False)
+    for number, panel in enumerate(panels):
+        for row, quantity in enumerate(quantities):
+            ax = axes[number // columns * len(quantities) + row][number % columns]
+            draw_panel(ax, panel, runs, x, quantity)
+            name = "CIFAR-10" if panel.data == "cifar10" else "MNIST"
+            if row == 0:
+                ax.set_title(f"{name}, {panel.title}", fontsize=9)
+            if number % columns == 0:
+                ax.set_ylabel(QUANTITIES[quantity][0], fontsize=9)
+            if row == len(quantities) - 1 and number // columns == across - 1:
+                ax.set_xlabel(AXES[x][1], fontsize=9)
+    for number in range(len(panels), columns * across):
+        axes[number // columns * len(quantities)][number % columns].set_axis_off()
+    handles: dict[str, Any] = {}
+    for ax in axes.flat:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    save(figure, path)
+
+
+def draw_panel(ax: Any, panel: Panel, runs: dict[tuple[Panel, Curve], list[list[Line]]], x: str, quantity: str) -> None:
+    key, _, unit = AXES[x]
+    _, scale = QUANTITIES[quantity]
+    position = 0
+    for curve in panel.curves:
+        if curve.method == "centralized" and x != "rounds":
+            continue  # nothing travels
+        lines = runs[panel, curve]
+        places = np.array([place(line, key) for line in lines[0]]) * unit
+        values = np.array([[line[quantity] for line in one] for one in lines]) * scale
+        look = style(curve, position)
+        position += curve.method == "fedcluster"
+        ax.plot(places, values.mean(axis=0), label=curve.label, lw=1.6, **look)
+        if len(lines) > 1:
+            ax.fill_between(places, values.min(axis=0), values.max(axis=0), color=look["color"], alpha=0.18, lw=0)
+    if quantity == "train_loss":
+        ax.set_yscale("log")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25)
+    ax.tick_params(labelsize=8)
+
+
+def place(line: Line, key: str) -> float:
+    if key == "bytes":
+        return float(line.get("bytes_up", 0) + line.get("bytes_down", 0))
+    return float(line.get(key, 0))

@@ -1,0 +1,210 @@
+"""Every figure of the paper from one command: runs that resume, a picture, the data, and a verdict."""
+
+import csv
+import io
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from fedcluster.comparison import Job, run_all
+from fedcluster.display import Display
+from fedcluster.errors import BadExperiment, Diverged
+from fedcluster.executor import InProcess
+from fedcluster.experiment import Experiment, parse, read
+from fedcluster.files import write_atomically
+from fedcluster.paper import choices, drawing
+from fedcluster.paper.claims import Histories, Verdict, fair, judge
+from fedcluster.paper.figures import FIGURES, RATES, TITLES, Curve, Panel, experiment, panels
+from fedcluster.prepare import prepare
+from fedcluster.record import Line, read_lines
+from fedcluster.training import repeatable
+
+Runs = dict[tuple[Panel, Curve], list[list[Line]]]
+Progress = Callable[[str, int, int], None]
+
+
+def reproduce(
+    figures: list[str],
+    scale: str,
+    rates: str,
+    seeds: int | None,
+    x: str,
+    out: Path,
+    workers: int,
+    progress: Progress,
+    say: Callable[[str], None],
+) -> list[Verdict]:
+    """Run what the figures need, draw each as soon as it is done, and judge the claims. A run that several figures
+    share is run once; what is finished in `out` is not run again."""
+    unknown = [name for name in figures if name not in FIGURES]
+    if unknown or scale not in choices.SCALES or rates not in RATES or x not in drawing.AXES or (seeds or 1) < 1:
+        raise BadExperiment(
+            f"cannot reproduce {', '.join(figures)} at scale {scale}, rates {rates}, over {x}: figures are "
+            f"{', '.join(FIGURES)} or all, scales {', '.join(choices.SCALES)}, rates {', '.join(RATES)}, "
+            f"axes {', '.join(drawing.AXES)}"
+        )
+    seeds = seeds or choices.SCALES[scale].seeds
+    out.mkdir(parents=True, exist_ok=True)
+    wanted = {figure: panels(figure, scale) for figure in figures}
+    for figure in [figure for figure, found in wanted.items() if not found]:
+        say(f"{figure} is on CIFAR-10, which scale {scale} leaves out")
+        del wanted[figure]
+    best = tune(wanted, scale, out, workers, progress) if rates == "tuned" else {}
+    jobs = {
+        (panel, curve, seed): job(with_rate(experiment(panel, curve, scale, rates, seed), best.get((panel, curve))))
+        for found in wanted.values()
+        for panel in found
+        for curve in panel.curves
+        for seed in range(seeds)
+    }
+    say(forecast(list(jobs.values()), out, workers))
+    runs: Runs = {}
+    for figure, found in wanted.items():
+        mine = {key: one for key, one in jobs.items() if key[0].figure == figure}
+        histories = run_all(
+            list({one.name: one for one in mine.values()}.values()),
+            out / "runs",
+            workers,
+            lambda done, total, figure=figure: progress(figure, done, total),  # type: ignore[misc]
+        )
+        for panel in found:
+            for curve in panel.curves:
+                names = [mine[panel, curve, seed].name for seed in range(seeds)]
+                runs[panel, curve] = [whole(histories[name], out / "runs" / name, curve, say) for name in names]
+        caption = f"{TITLES[figure]}: {describe(scale, rates, seeds)}"
+        drawing.draw(found, runs, x, caption, out / f"{figure}.png")
+        write_atomically(out / f"{figure}.csv", table(found, runs, jobs))
+    verdicts = judge(by_label(runs))
+    questions = fair(by_label(runs))
+    record = {"scale": scale, "lr": rates, "seeds": seeds, "claims": [asdict(v) for v in verdicts]}
+    record["questions"] = [asdict(v) for v in questions]
+    write_atomically(out / "verdicts.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(out / "verdicts.md", markdown(verdicts, questions, describe(scale, rates, seeds)))
+    return verdicts + questions
+
+
+def job(described: Experiment) -> Job:
+    """A run by what it is, so that figures that need the same run share it."""
+    return Job(f"{described.data.name}-{described.digest()[:12]}-seed{described.seed}", described)
+
+
+def with_rate(described: Experiment, lr: float | None) -> Experiment:
+    return described if lr is None else described.with_(**{"local.lr": lr})
+
+
+def tune(
+    wanted: dict[str, list[Panel]], scale: str, out: Path, workers: int, progress: Progress
+) -> dict[tuple[Panel, Curve], float]:
+    """Each curve's best rate of one grid, by its last training loss on a seed that is not used again."""
+    grid: dict[tuple[Panel, Curve, float], Job] = {}
+    for found in wanted.values():
+        for panel in found:
+            for curve in panel.curves:
+                plain = experiment(panel, curve, scale, "paper", choices.TUNING_SEED)
+                base = choices.FEDAVG_LR[panel.data]
+                for factor in choices.GRID:
+                    lr = float(f"{base * factor * (choices.ADAM_FACTOR if plain.local.optimizer == 'adam' else 1):.6g}")
+                    grid[panel, curve, lr] = job(with_rate(plain, lr))
+    histories = run_all(
+        list({one.name: one for one in grid.values()}.values()),
+        out / "runs",
+        workers,
+        lambda done, total: progress("tuning", done, total),
+    )
+    best: dict[tuple[Panel, Curve], tuple[float, float]] = {}
+    for (panel, curve, lr), one in grid.items():
+        lines = histories[one.name]
+        loss = float("inf") if isinstance(lines, Diverged) else lines[-1]["train_loss"]
+        best[panel, curve] = min(best.get((panel, curve), (float("inf"), lr)), (loss, lr))
+    return {key: lr for key, (_, lr) in best.items()}
+
+
+def whole(lines: list[Line] | Diverged, folder: Path, curve: Curve, say: Callable[[str], None]) -> list[Line]:
+    """A run's curve. One that diverged has learned nothing: from there on it stands where it began."""
+    if not isinstance(lines, Diverged):
+        return lines
+    say(f"{curve.label} diverged in {folder.name}: {lines}")
+    start = {"round": 0, **json.loads((folder / "run.json").read_bytes())["start"]}
+    done = read_lines(folder / "metrics.jsonl")
+    rounds = parse(read(folder / "experiment.toml"), str(folder))["rounds"]
+    last = done[-1] if done else {}
+    return [start, *done, *(last | start | {"round": j} for j in range(len(done) + 1, rounds + 1))]
+
+
+def by_label(runs: Runs) -> Histories:
+    return {(panel.data, f"{panel.figure} {panel.title}", curve.label): lines for (panel, curve), lines in runs.items()}
+
+
+def describe(scale: str, rates: str, seeds: int) -> str:
+    said = {"paper": "learning rates of the paper", "equal": "equal learning rates", "tuned": "each at its best rate"}
+    size = choices.SCALES[scale]
+    return f"{size.model}, {seeds} seed{'s' * (seeds > 1)} (band: lowest to highest), {said[rates]}"
+
+
+def forecast(jobs: list[Job], out: Path, workers: int) -> str:
+    """How long what is left will take, from one device's training on each data set."""
+    left = {one.name: one for one in jobs if not (out / "runs" / one.name / "model.safetensors").exists()}
+    seconds, cost = 0.0, dict[tuple[str, str], float]()
+    for one in left.values():
+        described = one.experiment
+        kind = (str(described.data.name), described.local.optimizer)
+        if kind not in cost:
+            cost[kind] = seconds_a_round(described.with_(method="fedcluster"))
+        seconds += cost[kind] * described.rounds
+    minutes = seconds / workers / 60
+    time_left = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{minutes:.0f} minutes"
+    return f"{len(left)} runs to do, about {time_left} on {workers} process{'es' * (workers > 1)}"
+
+
+def seconds_a_round(described: Experiment) -> float:
+    """Of one core: a device's training, after one to warm up, times the devices of a round."""
+    with repeatable():
+        setup = prepare(described, Display())
+        here = setup.executor
+        assert isinstance(here, InProcess)
+        sent = setup.algorithm.broadcast(setup.start)
+        here.train_device(0, (0, 0, 0), sent, None)
+        began = time.perf_counter()
+        here.train_device(0, (0, 0, 1), sent, None)
+        each = time.perf_counter() - began
+        began = time.perf_counter()
+        setup.evaluate(setup.start.model)
+        return each * setup.schedule.cohort_size() + time.perf_counter() - began
+
+
+def table(found: list[Panel], runs: Runs, jobs: dict[tuple[Panel, Curve, int], Job]) -> str:
+    """Every point of every curve."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    counts = ("aggregations", "device_updates", "bytes_up", "bytes_down")
+    scores = ("train_loss", "test_loss", "test_accuracy")
+    writer.writerow(["figure", "data", "panel", "curve", "clusters", "lr", "seed", "round", *counts, *scores])
+    for panel in found:
+        for curve in panel.curves:
+            for seed, lines in enumerate(runs[panel, curve]):
+                lr = jobs[panel, curve, seed].experiment.local.lr
+                for line in lines:
+                    name = [panel.figure, panel.data, panel.title, curve.label, curve.clusters, f"{lr:g}", seed]
+                    numbers = [line.get(key, 0) for key in counts] + [f"{line[key]:.6g}" for key in scores]
+                    writer.writerow([*name, line["round"], *numbers])
+    return text.getvalue()
+
+
+def markdown(verdicts: list[Verdict], questions: list[Verdict], how: str) -> str:
+    """The claims and what the runs say of them, as a table."""
+    lines = [f"# Verdicts\n\n{how}. The advantage is the mean over rounds of ln(loss of the other / loss of the one),"]
+    lines.append("with Student's 95 % interval over paired seeds.\n")
+    for title, found in (("The paper's claims", verdicts), ("Our own questions", questions)):
+        lines += [
+            f"## {title}\n",
+            "| figure | claim | verdict | advantage | 95 % interval |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        for v in found:
+            lines.append(
+                f"| {v.figure} | {v.claim} | **{v.verdict}** | {v.effect:+.3f} | {v.low:+.3f} to {v.high:+.3f} |"
+            )
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,192 @@
+"""The figures are the paper's experiments, and the verdicts say what the runs say."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+
+from fedcluster.paper import choices
+from fedcluster.paper.claims import all_of, comparable, interval, judge, larger
+from fedcluster.paper.figures import CONTROL, FEDAVG, FEDCLUSTER, FIGURES, experiment, panels
+from fedcluster.paper.reproduce import job, whole
+from fedcluster.prepare import prepare
+from tests.test_stacked import Listen
+
+
+def history(*losses: float) -> list[dict[str, Any]]:
+    return [{"round": j, "train_loss": loss} for j, loss in enumerate(losses)]
+
+
+def test_the_papers_rates() -> None:
+    for figure, fedavg, central in (("fig2", 0.1, 0.01), ("fig3", 0.05, 0.005)):
+        panel = panels(figure, "standard")[0]
+        rates = {c.method: experiment(panel, c, "standard", "paper", 0).local.lr for c in panel.curves}
+        expected = {"fedavg": fedavg, "fedcluster": fedavg / 10, "control": fedavg / 10, "centralized": central}
+        assert rates == pytest.approx(expected)
+    five, ten, twenty = panels("fig5", "standard")[0].curves[1:]
+    for curve, m in ((five, 5), (ten, 10), (twenty, 20)):
+        described = experiment(panels("fig5", "standard")[0], curve, "standard", "paper", 0)
+        assert described.clusters.count == m
+        assert described.local.lr == pytest.approx(0.1 / m)
+
+
+def test_the_papers_settings() -> None:
+    sizes = {figure: len(panels(figure, "standard")) for figure in FIGURES}
+    assert sizes == {"fig2": 4, "fig3": 4, "fig4": 12, "fig5": 4, "fig6": 2}
+    assert not panels("fig2", "quick")
+    for figure in FIGURES:
+        for panel in panels(figure, "standard"):
+            for curve in panel.curves:
+                e = experiment(panel, curve, "standard", "paper", 1)
+                assert (e.fleet.devices, e.fleet.samples, e.local.steps, e.local.batch) == (1000, 500, 20, 30)
+                assert e.clusters.participation == 0.1
+                assert e.seed == 1
+    shares = [dict(curve.keys).get("clusters.rho_cluster") for curve in panels("fig6", "standard")[0].curves]
+    assert shares == [None, 0.1, 0.5, 0.9]
+
+
+def test_figures_share_their_runs() -> None:
+    first, other = panels("fig3", "standard")[0], next(p for p in panels("fig5", "standard") if p.data == "mnist")
+    ten = other.curves[2]
+    for a, b in ((FEDAVG, FEDAVG), (FEDCLUSTER, ten)):
+        assert job(experiment(first, a, "standard", "paper", 0)) == job(experiment(other, b, "standard", "paper", 0))
+
+
+def test_the_control_has_cohorts_and_no_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    panel = panels("fig3", "quick")[0]
+    described = experiment(panel, CONTROL, "quick", "paper", 0).with_(
+        **{"data.name": "digits", "model.name": "logistic"}
+    )
+    schedule = prepare(described, Listen()).schedule
+    rounds = [schedule.round(j) for j in range(2)]
+    for cycles in rounds:
+        devices = np.concatenate([cycle.cohort for cycle in cycles])
+        assert len(cycles) == 10
+        assert len(np.unique(devices)) == len(devices) == 100
+    groups = [schedule.round(j)[0].cohort.tolist() for j in range(2)]
+    assert groups[0] != groups[1]
+    again = prepare(described, Listen()).schedule.round(1)
+    assert [c.cohort.tolist() for c in again] == [c.cohort.tolist() for c in rounds[1]]
+
+
+def test_intervals_are_students() -> None:
+    effects = [0.3, 0.1, 0.25, 0.05]
+    mean, low, high = interval(effects)
+    expected = ttest_1samp(effects, 0).confidence_interval(0.95)
+    assert (mean, low, high) == pytest.approx((np.mean(effects), expected.low, expected.high))
+
+
+@pytest.mark.parametrize(
+    ("effects", "verdict", "alike"),
+    [
+        ([0.3, 0.31, 0.29], "reproduced", "not reproduced"),
+        ([-0.3, -0.31, -0.29], "not reproduced", "not reproduced"),
+        ([0.01, -0.01, 0.0], "undecided", "reproduced"),
+        ([0.5, -0.4, 0.1], "undecided", "undecided"),
+        ([0.3], "undecided", "undecided"),
+    ],
+)
+def test_verdicts(effects: list[float], verdict: str, alike: str) -> None:
+    assert larger("fig2", "a claim", effects).verdict == verdict
+    assert comparable("fig2", "a claim", effects).verdict == alike
+
+
+def test_a_claim_about_all_fails_with_one() -> None:
+    good, bad, open_ = (larger("f", "c", e) for e in ([1.0, 1.1], [-1.0, -1.1], [1.0, -1.0]))
+    assert all_of("f", "c", [good, good]).verdict == "reproduced"
+    assert all_of("f", "c", [good, open_]).verdict == "undecided"
+    assert all_of("f", "c", [good, open_, bad]).verdict == "not reproduced"
+    assert all_of("f", "c", [good, bad]).effect == pytest.approx(-1.05)
+
+
+def test_the_claims_point_the_right_way() -> None:
+    """FedCluster with half of FedAvg's loss all along is faster by ln 2; on CIFAR-10 by more."""
+    histories = {}
+    for figure, data, factor in (("fig2", "cifar10", 4.0), ("fig3", "mnist", 2.0)):
+        for panel in panels(figure, "standard"):
+            for curve in panel.curves:
+                loss = 1.0 / factor if curve.method == "fedcluster" else 1.0
+                runs = [history(3.0, loss * noise, loss) for noise in (1.0, 1.01, 0.99)]
+                histories[data, f"{figure} {panel.title}", curve.label] = runs
+    verdicts = {v.claim: v for v in judge(histories)}
+    every = verdicts["MNIST: FedCluster converges faster at every ρ_device"]
+    assert every.verdict == "reproduced"
+    assert every.effect == pytest.approx(np.log(2), abs=0.02)
+    more = verdicts["the advantage over FedAvg is larger on CIFAR-10 than on MNIST"]
+    assert more.verdict == "reproduced"
+    assert more.effect == pytest.approx(np.log(2), abs=0.02)
+    flipped = {
+        (data, panel, {"FedAvg": "FedCluster", "FedCluster": "FedAvg"}.get(label, label)): runs
+        for (data, panel, label), runs in histories.items()
+    }
+    assert {v.verdict for v in judge(flipped)} == {"not reproduced"}
+
+
+@pytest.fixture
+def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files like MNIST's with a few hundred pictures, and a scale that trains in a second."""
+    import datasets
+
+    rng = np.random.default_rng(0)
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    (tmp_path / "data" / "mnist").mkdir(parents=True)
+    for split, rows in (("train", 400), ("test", 100)):
+        label = rng.integers(10, size=rows)
+        image = [np.clip(rng.normal(100 + 12 * c, 30, (8, 8)), 0, 255).astype(np.uint8) for c in label]
+        data = datasets.Dataset.from_dict({"image": image, "label": label}, features=kinds)
+        data.to_parquet(tmp_path / "data" / "mnist" / f"{split}.parquet")
+    monkeypatch.setenv("FEDCLUSTER_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("FEDCLUSTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(choices.SCALES, "quick", choices.Scale("logistic", {"mnist": 2}, 2))
+    monkeypatch.setattr("fedcluster.workers.cores", lambda: 1)
+
+
+def test_from_one_command(small_mnist: None, here: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, said, err = here("reproduce", "fig6", "--out", out)
+    assert code == 0, err
+    assert "8 runs to do, about" in err
+    assert "smaller ρ_cluster is faster" in said
+    with (out / "fig6.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * 2 * 3  # curves, seeds, rounds with the start
+    assert {row["lr"] for row in rows} == {"0.05", "0.005"}
+    verdicts = json.loads((out / "verdicts.json").read_text())
+    assert len(verdicts["claims"]) == 4
+    assert (out / "fig6.png").stat().st_size > 20_000
+    code, again, err = here("reproduce", "fig6", "--out", out, "--x", "bytes")
+    assert "0 runs to do" in err
+    assert again == said
+
+
+def test_tuned_and_left_out(small_mnist: None, here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "GRID", (1.0, 1e6))
+    code, _, err = here("reproduce", "fig6", "--lr", "tuned", "--seeds", 1, "--out", tmp_path / "out")
+    assert code == 0, err
+    with (tmp_path / "out" / "fig6.csv").open() as file:
+        assert {row["lr"] for row in csv.DictReader(file)} == {"0.05"}
+    code, _, err = here("reproduce", "fig2", "--out", tmp_path / "other")
+    assert "fig2 is on CIFAR-10, which scale quick leaves out" in err
+
+
+def test_bad_words_are_named(here: Any) -> None:
+    code, _, err = here("reproduce", "fig9")
+    assert code == 2
+    assert "figures are fig2, fig3" in err
+
+
+def test_a_run_that_diverged_stands_where_it_began(tmp_path: Path) -> None:
+    from fedcluster.errors import Diverged
+
+    (tmp_path / "run.json").write_text('{"start": {"train_loss": 2.3, "test_accuracy": 0.1}}')
+    (tmp_path / "experiment.toml").write_text("rounds = 3")
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1, "train_loss": 9.0, "test_accuracy": 0.1, "uploads": 7}\n')
+    said: list[str] = []
+    lines = whole(Diverged("too fast"), tmp_path, FEDAVG, said.append)
+    assert [line["train_loss"] for line in lines] == [2.3, 9.0, 2.3, 2.3]
+    assert lines[-1]["uploads"] == 7
+    assert "FedAvg diverged" in said[0]
