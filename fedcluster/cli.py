@@ -367,7 +367,7 @@ def need_flower() -> None:
 def address(text: str) -> tuple[str, int]:
     """HOST, HOST:PORT or [IPv6]:PORT; 9092 where none is given, 0 for any that is free."""
     host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):
+    if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):
         host, port = text, "9092"
     if not port.isdecimal() or int(port) > 65535 or not host.strip("[]"):
         raise typer.BadParameter(f"{text}: write it as HOST:PORT, for example 192.0.2.7:9092")

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from fedcluster.errors import BadData, BadExperiment
 
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
+WITH_DEVICES = "devices"  # data that only the devices of a federation have
 PARTITIONS = ("major_class", "dirichlet", "iid", "natural")
 CLUSTERINGS = ("random", "redrawn", "major_class", "file")
 MODELS = ("alexnet", "cnn", "mlp", "logistic")
@@ -270,7 +271,7 @@ def anchor(section: Any, key: str, folder: Path) -> None:
     """A relative path is looked for beside the experiment file first, then in the working directory."""
     if isinstance(section, dict) and isinstance(section.get(key), str):
         for place in (folder, Path()):
-            if section[key] not in DATASETS and (place / section[key]).exists():
+            if section[key] not in (*DATASETS, WITH_DEVICES) and (place / section[key]).exists():
                 section[key] = str((place / section[key]).resolve())
                 return
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedcluster.dataset import Dataset
 from fedcluster.errors import BadData
-from fedcluster.experiment import found
+from fedcluster.experiment import WITH_DEVICES, found
 from fedcluster.files import write_atomically
 from fedcluster.rng import stream
 
@@ -38,6 +38,8 @@ def open_dataset(name: Any, say: Say = print) -> Dataset:
         return checked(name(), getattr(name, "__name__", "data"))
     if not isinstance(name, str):
         raise BadData(f"data.name must be a name, a path, a function or a Dataset, not {type(name).__name__}")
+    if name == WITH_DEVICES:
+        raise BadData('data.name = "devices" leaves the data with the devices of a federation: use fedcluster serve')
     if name == "digits":
         return Dataset(**cached(f"digits {version('scikit-learn')}", digits, say), name="digits")
     path = Path(name).expanduser()

@@ -42,7 +42,10 @@ STRANGERS = frozenset(FLEET + name for name in ("register-node", "unregister-nod
 SMALL = 2**20  # bytes of any request but an object
 IDLE = 120.0  # seconds that a connection may be silent
 SKEW = 300.0  # seconds by which clocks may differ, as at the SuperLink
-SAME = 30.0  # seconds in which the same remark about the same caller is made once
+SAME = 30.0  # seconds in which the same remark is made once,
+REMARKS = 50  # and so many in all
+CONNECTIONS = 2048  # at a time
+HANDSHAKE = 10.0  # seconds
 
 
 class Gate(ThreadingHTTPServer):
@@ -64,7 +67,7 @@ class Gate(ThreadingHTTPServer):
         self.allowance = SMALL
         self.left: dict[bytes, int] = {}
         self.said: dict[str, float] = {}
-        self.lock = threading.Lock()
+        self.lock, self.room = threading.Lock(), threading.Semaphore(CONNECTIONS)
         self.outside: ssl.SSLContext | None = None
         self.inside: ssl.SSLContext | None = None
         if folder is not None:
@@ -79,21 +82,28 @@ class Gate(ThreadingHTTPServer):
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """In the connection's own thread, so that nobody's handshake keeps others waiting."""
-        request.settimeout(IDLE)
-        if self.outside is not None:
-            try:
+        if not self.room.acquire(blocking=False):
+            self.say(f"refused a connection from {client_address[0]}: there are {CONNECTIONS:,} already")
+            return
+        try:
+            if self.outside is not None:
+                request.settimeout(HANDSHAKE)
                 request = self.outside.wrap_socket(request, server_side=True)
-            except (OSError, ValueError) as error:
-                self.say(f"refused a connection from {client_address[0]} ({reason(error)})")
-                return
-        with suppress(OSError):  # whoever goes away in the middle is gone
-            super().finish_request(request, client_address)
+            request.settimeout(IDLE)
+        except (OSError, ValueError) as error:
+            self.say(f"refused a connection from {client_address[0]} ({reason(error)})")
+        else:
+            with suppress(OSError):  # whoever goes away in the middle is gone
+                super().finish_request(request, client_address)
+        finally:
+            self.room.release()
 
     def say(self, text: str) -> None:
-        """Remarks in moderation: those who are refused try again and again."""
+        """Remarks in moderation: those who are refused try again and again, and may do it on purpose."""
         now = time.monotonic()
         with self.lock:
-            if now - self.said.get(text, -SAME) < SAME:
+            self.said = {old: at for old, at in self.said.items() if now - at < SAME}
+            if text in self.said or len(self.said) >= REMARKS:
                 return
             self.said[text] = now
         self.speak(f"gate: {text}")

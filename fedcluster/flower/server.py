@@ -22,7 +22,7 @@ from fedcluster.dataset import Dataset
 from fedcluster.display import Display, suited
 from fedcluster.errors import BadExperiment, LostServer
 from fedcluster.evaluate import Evaluator
-from fedcluster.experiment import Experiment, load
+from fedcluster.experiment import WITH_DEVICES, Experiment, load
 from fedcluster.flower.certificates import public_keys
 from fedcluster.flower.cohorts import NEW, Federation, Presence
 from fedcluster.flower.device import PLAN
@@ -33,7 +33,6 @@ from fedcluster.ledger import size
 from fedcluster.prepare import Setup, check_output, starting_point
 from fedcluster.training import Result, banner, begin, finish, finished, keep_budget, repeatable, train
 
-WITH_DEVICES = "devices"  # as data.name: the server has no data of its own, and does not evaluate
 ENVELOPE = 2**16  # bytes of a reply besides its tensors
 GATHER = 0.5  # seconds between two looks for devices
 

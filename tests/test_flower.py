@@ -1,0 +1,217 @@
+"""The pieces of a federation, each by itself: the wire, the roster, certificates, what a device does not let happen."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+import fedcluster
+from fedcluster.errors import BadData, BadExperiment, BadRun
+from fedcluster.flower import certificates
+from fedcluster.flower.device import Device, Identity, recall, remember
+from fedcluster.flower.post import expanded
+from fedcluster.flower.roster import LiveSchedule, Roster, read_registration
+from fedcluster.flower.wire import Unreadable, pack, unpack, whole
+from tests.conftest import Here, blobs
+
+EXPERIMENT = fedcluster.Experiment(clusters={"count": 2, "participation": 1.0})
+
+
+def test_a_message_comes_back_as_it_was() -> None:
+    facts, tensors = unpack(pack({"round": 3, "plan": "p"}, {"model": torch.arange(5.0), "none": torch.zeros(0)}))
+    assert (facts["round"], facts["plan"]) == (3, "p")
+    assert torch.equal(tensors["model"], torch.arange(5.0))
+    assert tensors["none"].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({"facts": ConfigRecord({"round": 1}), "more": ConfigRecord()}),
+        RecordDict({"facts": ArrayRecord({"w": Array(np.zeros(3))})}),
+        RecordDict({"facts": ConfigRecord(), "tensors": ConfigRecord({"model": b"12345"})}),
+        RecordDict({"facts": ConfigRecord(), "tensors": ConfigRecord({"model": [1.0, 2.0]})}),
+    ],
+)
+def test_what_is_not_ours_is_not_read(content: RecordDict) -> None:
+    with pytest.raises(Unreadable):
+        unpack(content)
+
+
+@pytest.mark.parametrize("value", [None, "1", 1.0, True, [1]])
+def test_a_fact_is_of_its_type(value: Any) -> None:
+    with pytest.raises(Unreadable, match="without round"):
+        whole({"round": value}, "round")
+
+
+def test_an_array_that_names_a_chunk_many_times_is_weighed_as_it_unpacks() -> None:
+    array = Array(np.zeros(1000, np.float32))
+    chunks = {name: chunk.deflate() for name, chunk in array.slice_array()}
+    content = array.deflate()
+    honest = json.dumps([0]).encode()
+    assert expanded({"array": content, **chunks}) == pytest.approx(4000, abs=300)
+    greedy = content.replace(b'"arraychunk_ids": ' + honest, b'"arraychunk_ids": ' + json.dumps([0] * 999).encode())
+    assert len(greedy) < 5000
+    assert expanded({"array": greedy, **chunks}) > 3_900_000
+
+
+def entry(device: str, **more: Any) -> str:
+    return json.dumps({"device": device, "samples": 10, "shape": [5], "classes": 3} | more)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense",
+        entry("../../etc"),
+        entry("3", samples=0),
+        entry("3", samples=10**12),
+        entry("3", samples="many"),
+        entry("3", samples=1.5),
+        entry("3", shape=[]),
+        entry("3", timezone="x" * 100),
+        entry("3", timezone="\u001b[2J"),
+        entry("3", weight=1e12),
+    ],
+)
+def test_a_registration_is_checked(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_registration(text)
+
+
+def test_devices_keep_their_number_and_late_ones_join_the_smallest_cluster(tmp_path: Path) -> None:
+    said: list[str] = []
+    roster = Roster(EXPERIMENT, tmp_path / "devices.json")
+    for device in ("10", "b", "2", "a", "0"):
+        assert roster.note(read_registration(entry(device))) is None
+    roster.admit(0, said.append)
+    assert [one.device for one in roster.entries] == ["0", "2", "10", "a", "b"]
+    schedule = LiveSchedule(roster, lambda: None, said.append)
+    assert sorted(k for cycle in schedule.round(0) for k in cycle.cohort) == [0, 1, 2, 3, 4]
+
+    assert roster.note(read_registration(entry("1"))) is None
+    assert "samples are [4]" in str(roster.note(read_registration(entry("3", shape=[4]))))
+    assert "had 10 samples and now says 99" in str(roster.note(read_registration(entry("2", samples=99))))
+    smallest = int(np.bincount([one.cluster for one in roster.entries]).argmin())
+    assert sorted(k for cycle in schedule.round(1) for k in cycle.cohort) == [0, 1, 2, 3, 4, 5]
+    assert said == [f"device 1 joins cluster {smallest} in round 2"]
+
+    again = Roster(EXPERIMENT, tmp_path / "devices.json")
+    assert (again.run, again.entries) == (roster.run, roster.entries)
+    assert len(again.fleet(0)) == 5
+    (tmp_path / "devices.json").write_text("{}")
+    with pytest.raises(BadRun, match="damaged"):
+        Roster(EXPERIMENT, tmp_path / "devices.json")
+
+
+def test_nobody_counts_for_more_than_a_hundred_times_the_median() -> None:
+    roster = Roster(EXPERIMENT)
+    for device, samples in (("0", 10), ("1", 20), ("2", 10**9)):
+        roster.note(read_registration(entry(device, samples=samples)))
+    roster.admit(0, print)
+    assert roster.fleet().sizes.tolist() == [10, 20, 2000]
+
+
+def test_clusters_by_class_need_devices_that_tell() -> None:
+    roster = Roster(EXPERIMENT.with_(**{"clusters.method": "major_class"}))
+    roster.note(read_registration(entry("0", labels=[1, 9, 0])))
+    roster.note(read_registration(entry("1")))
+    with pytest.raises(BadExperiment, match="device 1 does not tell: join with --tell-labels"):
+        roster.admit(0, print)
+
+
+def test_what_a_device_keeps_belongs_to_one_run_and_to_both_sides_of_its_last_turn() -> None:
+    state = RecordDict()
+    before, after = {"variate": torch.ones(2)}, {"variate": torch.full((2,), 5.0)}
+    remember(state, "run", 4, before, 7, after)
+    for turn, expected in ((7, after), (4, before)):
+        kept = recall(state, "run", turn)
+        assert kept is not None
+        assert torch.equal(kept["variate"], expected["variate"])
+    assert recall(state, "run", 0) is None
+    assert recall(state, "run", 5) is None
+    assert recall(state, "another", 7) is None
+
+
+def plan(**more: Any) -> str:
+    keys = {"seed": 0, "shape": [5], "classes": 3, "model": {"name": "logistic"}, "local": {}}
+    return json.dumps(keys | {"scale": None, "shift": None} | more)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    np.savez(tmp_path / "own.npz", **blobs())
+    return Device(Identity("3", str(tmp_path / "own.npz"), allow=("tests.attacker:main",)))
+
+
+def test_a_device_follows_a_plan_and_tells_no_labels_unasked(device: Device) -> None:
+    assert device.prepare(plan()) is device.prepare(plan())
+    told = device.registration()
+    assert (told.device, told.shape, told.classes, told.labels) == ("3", [5], 3, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "not one of ours"),
+        (plan(path="/etc/passwd"), "not one of ours"),
+        (plan(local={"steps": 0}), "cannot be followed"),
+        (plan(model={"name": "os:system"}), "does not allow"),
+        (plan(local={"algorithm": "subprocess:Popen"}), "does not allow"),
+        (plan(shape=[4]), "the federation learns"),
+        (plan(classes=2), "the federation learns"),
+    ],
+)
+def test_a_device_does_not_do_whatever_it_is_told(device: Device, text: str, why: str) -> None:
+    with pytest.raises((Unreadable, BadExperiment, BadData), match=why):
+        device.prepare(text)
+
+
+def test_keys_are_for_their_owners_and_are_not_overwritten(here: Here, tmp_path: Path) -> None:
+    code, out, _ = here("certificates", "made", "--nodes", 3, "--host", "fed.example.org")
+    assert (code, "devices/0 to 2" in out) == (0, True)
+    secret = ["server.key", *(f"devices/{k}.key" for k in range(3))]
+    assert all(stat.S_IMODE((tmp_path / "made" / name).stat().st_mode) == 0o600 for name in secret)
+    keys = certificates.public_keys(tmp_path / "made")
+    assert sorted(keys.values()) == ["0", "1", "2"]
+    assert certificates.private_key(tmp_path / "made/devices/1.key").public_key() is not None
+    code, _, err = here("certificates", "made")
+    assert (code, "keys are not overwritten" in err) == (3, True)
+    (tmp_path / "made/devices/1.key").chmod(0o644)
+    with pytest.raises(BadData, match="can be read by others: chmod 600"):
+        certificates.private_key(tmp_path / "made/devices/1.key")
+    (tmp_path / "made/devices/2.pub").write_bytes((tmp_path / "made/devices/1.pub").read_bytes())
+    with pytest.raises(BadData, match="is the key of device 1 too"):
+        certificates.public_keys(tmp_path / "made")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["serve", "e.toml"], 2, "--certificates DIR, or --insecure"),
+        (["serve", "e.toml", "--insecure", "--listen", "0.0.0.0:9092"], 2, "--insecure is for loopback only"),
+        (["serve", "e.toml", "--insecure", "--listen", "here:there"], 2, "HOST:PORT"),
+        (["serve", "e.toml", "--certificates", "nowhere"], 3, "has no public keys"),
+        (["serve", "e.toml", "--insecure", "-o", "method=centralized"], 2, "use fedcluster run"),
+        (["run", "e.toml", "-o", "data.name=devices"], 3, "use fedcluster serve"),
+        (["join", "--server", "192.0.2.1", "--data", "d.npz", "--device", "0", "--insecure"], 3, "for loopback only"),
+        (["join", "--server", "::1", "--data", "d.npz", "--device", "../x", "--insecure"], 2, "letters, digits"),
+        (
+            ["join", "--server", "h:1", "--data", "d.npz", "--device", "0", "--insecure", "--timezone", "Mars"],
+            2,
+            "not a time zone",
+        ),
+        (["join", "--server", "127.0.0.1:1", "--data", "nowhere.npz", "--device", "0", "--insecure"], 3, "no file"),
+    ],
+)
+def test_mistakes_end_in_a_sentence(here: Here, tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    (tmp_path / "e.toml").write_text("")
+    found, _, err = here(*words)
+    assert (found, said in err) == (code, True), err
+    assert "Traceback" not in err
