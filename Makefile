@@ -1,13 +1,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench bench-scale bench-overhead bench-check clean
+.PHONY: demo test lint format bench bench-scale bench-overhead bench-deploy bench-check clean
 
 demo: .venv/ready
 	$(BIN)/fedcluster compare
 
 test: .venv/ready
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadgroup
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -27,6 +27,9 @@ bench-scale: .venv/ready
 
 bench-overhead: .venv/ready
 	$(BIN)/python benchmarks/overhead.py
+
+bench-deploy: .venv/ready
+	$(BIN)/python benchmarks/deploy.py --stock
 
 bench-check: .venv/ready
 	$(BIN)/python benchmarks/check.py
