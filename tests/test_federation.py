@@ -227,7 +227,7 @@ def knock(federation: Federation) -> None:
 def simulated(federation: Federation, experiment: fedcluster.Experiment) -> bytes:
     """The same on a fleet without device 11, which never got in."""
     files = [np.load(federation.folder / f"{k}.npz") for k in range(11)]
-    pooled = {
+    pooled: dict[str, Any] = {
         name: np.concatenate([file[name] for file in files]) for name in ("x_train", "y_train", "x_test", "y_test")
     }
     owner = np.repeat(np.arange(11), [len(file["y_train"]) for file in files])

@@ -19,8 +19,16 @@ import fedcluster
 from fedcluster import fleet, sources
 
 HERE = Path(__file__).resolve().parent
-ZONES = """Asia/Tokyo Australia/Sydney Asia/Kolkata Asia/Dubai Europe/Berlin Africa/Lagos
-America/New_York America/Los_Angeles""".split()
+ZONES = [
+    "Asia/Tokyo",
+    "Australia/Sydney",
+    "Asia/Kolkata",
+    "Asia/Dubai",
+    "Europe/Berlin",
+    "Africa/Lagos",
+    "America/New_York",
+    "America/Los_Angeles",
+]
 
 
 def command(*words: object) -> list[str]:
