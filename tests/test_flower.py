@@ -33,10 +33,10 @@ def test_a_message_comes_back_as_it_was() -> None:
     "content",
     [
         RecordDict(),
-        RecordDict({"facts": ConfigRecord({"round": 1}), "more": ConfigRecord()}),
-        RecordDict({"facts": ArrayRecord({"w": Array(np.zeros(3))})}),
-        RecordDict({"facts": ConfigRecord(), "tensors": ConfigRecord({"model": b"12345"})}),
-        RecordDict({"facts": ConfigRecord(), "tensors": ConfigRecord({"model": [1.0, 2.0]})}),
+        RecordDict({"other": ConfigRecord({"round": 1})}),
+        RecordDict({"fedcluster": ConfigRecord({"round": 1}), "more": ArrayRecord({"w": Array(np.zeros(3))})}),
+        RecordDict({"fedcluster": ArrayRecord({"w": Array(np.zeros(3))})}),
+        RecordDict({"fedcluster": ConfigRecord({"model": b"12345"})}),
     ],
 )
 def test_what_is_not_ours_is_not_read(content: RecordDict) -> None:

@@ -15,9 +15,9 @@ from flwr.serverapp import Grid
 from fedcluster.accept import Update
 from fedcluster.algorithms import FedAvg
 from fedcluster.executor import Memory
-from fedcluster.flower.post import Found, Post, Reply, opened
+from fedcluster.flower.post import Bell, Found, Post, Reply, opened
 from fedcluster.flower.roster import Registration, Roster, read_registration
-from fedcluster.flower.wire import Unreadable, join, pack, pack_tensors, text, whole
+from fedcluster.flower.wire import Unreadable, pack, pack_tensors, pack_with, text, whole
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message as Tensors
 
@@ -34,11 +34,12 @@ class Presence:
     roster: Roster
     keys: dict[bytes, str] | None
     say: Say
+    bell: Bell = field(default_factory=Bell)
     devices: dict[int, str] = field(default_factory=dict)  # by node id
     refused: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.post = Post(self.grid, most=2**20)
+        self.post = Post(self.grid, most=2**20, bell=self.bell)
         self.asked: dict[int, NodeInfo] = {}
 
     def look(self) -> None:
@@ -97,7 +98,7 @@ class Federation:
     ) -> None:
         self.presence, self.plan, self.keeps, self.deadline = presence, plan, keeps, deadline
         self.exchanges = len(algorithm.exchanges)
-        self.post = Post(presence.grid, most)
+        self.post = Post(presence.grid, most, bell=presence.bell)
 
     def train(self, cycle: Cycle, received: Tensors, exchange: int, memory: Memory) -> Iterator[Update]:
         self.presence.look()
@@ -110,7 +111,8 @@ class Federation:
             place = {"round": cycle.round, "cycle": cycle.cycle, "device": k, "exchange": exchange}
             facts = place | {"run": self.presence.roster.run, "since": since, "turn": turn, "plan": self.plan}
             if node is not None:
-                messages[k] = Message(join(facts, tensors), node, "train", ttl=self.deadline, group_id=str(cycle.round))
+                content, group = pack_with(facts, tensors), str(cycle.round)
+                messages[k] = Message(content, node, "train", ttl=self.deadline, group_id=group)
             else:
                 self.remark(cycle, k, "it is not on line")
         for k, found in self.post.exchange(messages, self.deadline) if messages else ():

@@ -132,7 +132,7 @@ def recall(state: RecordDict, run: str, turn: int) -> Message | None:
         return None
     prefix = f"{turn}/"
     found = {name.removeprefix(prefix): data for name, data in kept.items() if name.startswith(prefix)}
-    return unpack_tensors(ConfigRecord(found)) or None
+    return unpack_tensors(found) or None
 
 
 def remember(state: RecordDict, run: str, since: int, before: Message | None, turn: int, after: Message) -> None:

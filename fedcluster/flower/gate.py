@@ -4,6 +4,9 @@ Flower's SuperLink serves devices (fleet), operators (control) and apps (runtime
 they are: whoever reaches the port may register nodes, start code on the server, or take the training's place. So the
 SuperLink listens on loopback, and the gate in front of it lets through what devices need and nothing else: the paths of
 the fleet, from keys that belong to a device, in sizes that a device can have reason to send.
+
+It also spares everybody the asking: a device's question whether there is a message for it is answered when there is one,
+and the server is told when an answer has come.
 """
 
 import http.client
@@ -12,7 +15,7 @@ import threading
 import time
 from base64 import b64decode
 from binascii import Error as NotBase64
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -20,7 +23,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from google.protobuf.message import DecodeError
+
+from fedcluster.flower.post import Bell
 
 FLEET = "/v1/fleet/"
 PATHS = frozenset(
@@ -40,6 +47,8 @@ PATHS = frozenset(
 )
 STRANGERS = frozenset(FLEET + name for name in ("register-node", "unregister-node"))  # let in where nobody has a key
 SMALL = 2**20  # bytes of any request but an object
+HOLD = 5.0  # seconds that a question may wait for its answer
+LONGEST = 0.5  # seconds until the server looks by itself
 IDLE = 120.0  # seconds that a connection may be silent
 SKEW = 300.0  # seconds by which clocks may differ, as at the SuperLink
 SAME = 30.0  # seconds in which the same remark is made once,
@@ -48,7 +57,7 @@ CONNECTIONS = 2048  # at a time
 HANDSHAKE = 10.0  # seconds
 
 
-class Gate(ThreadingHTTPServer):
+class Gate(ThreadingHTTPServer, Bell):
     """`keys` says whose key is whose; None: anyone, for tests on loopback. `allowance` is how many bytes of objects a
     device may upload for every message that it was given."""
 
@@ -66,6 +75,9 @@ class Gate(ThreadingHTTPServer):
         self.superlink, self.keys, self.speak = superlink, keys, say
         self.allowance = SMALL
         self.left: dict[bytes, int] = {}
+        self.mail: set[int] = set()  # nodes for which there is something
+        self.came = threading.Event()
+        self.news = threading.Condition()
         self.said: dict[str, float] = {}
         self.lock, self.room = threading.Lock(), threading.Semaphore(CONNECTIONS)
         self.outside: ssl.SSLContext | None = None
@@ -119,6 +131,25 @@ class Gate(ThreadingHTTPServer):
             self.left[key] = max(left, 0)
         return left >= 0
 
+    def ring(self, nodes: Iterable[int]) -> None:
+        with self.news:
+            self.mail |= set(nodes)
+            self.news.notify_all()
+
+    def wait(self) -> None:
+        self.came.wait(LONGEST)
+        self.came.clear()
+
+    def hold(self, body: bytes) -> int:
+        """Keep a node's question until there is something for it, or for a while: the SuperLink may know better."""
+        try:
+            node = int(PullMessagesRequest.FromString(body).node.node_id)
+        except DecodeError:
+            return 0
+        with self.news:
+            self.news.wait_for(lambda: node in self.mail, HOLD)
+        return node
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         self.say(f"a request from {client_address[0]} could not be served")
 
@@ -151,13 +182,20 @@ class Handler(BaseHTTPRequestHandler):
         if len(body) < (size or 0):
             self.close_connection = True
             return
+        asks = self.path == FLEET + "pull-messages"
+        node = self.server.hold(body) if asks else 0
         try:
             status, kind, content = self.forward(body)
         except (OSError, http.client.HTTPException):
             self.answer(502, b"")
             return
-        if self.path == FLEET + "pull-messages" and status == 200 and content:
-            self.server.renew(key)
+        if asks and status == 200:
+            if content:
+                self.server.renew(key)
+            else:
+                self.server.mail.discard(node)
+        elif self.path == FLEET + "push-object":
+            self.server.came.set()
         self.answer(403 if status == 401 else status, content, kind)  # at 401 Flower's nodes end themselves
 
     def refuse(self) -> None:

@@ -40,7 +40,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedcluster.errors import BadData, LostServer
 from fedcluster.flower.device import Identity
 
-PAUSE = 0.4  # seconds between two questions whether there is a message
+PAUSE = 0.1  # seconds between two questions whether there is a message; the gate answers when there is one
 HEARTBEAT = 10.0  # seconds that we promise; the SuperLink gives a node up after two of them
 AGAIN = 3.0  # seconds until the next try when the server is away or does not let us in
 TRIES = 40  # of them in a row before we give up

@@ -29,7 +29,7 @@ from fedcluster.flower.wire import Facts, Unreadable, unpack
 from fedcluster.state import Message as Tensors
 
 LOOK = 0.2  # seconds between two looks for replies
-PIECES = 8  # objects that a reply of our app may consist of: envelope, record, facts, tensors, and room
+PIECES = 8  # objects that a reply of our app may consist of: three, and room
 KINDS = frozenset({"Message", "RecordDict", "ConfigRecord"})
 
 WORDS = {  # of the errors with which the SuperLink answers in a node's place
@@ -53,11 +53,30 @@ class Parcel:
     contents: dict[str, bytes] = field(default_factory=dict)
 
 
+class Bell:
+    """How one side learns that there is something for it. Where nobody tells, one looks every so often; the gate, which
+    sees everything pass, rings."""
+
+    def ring(self, nodes: Iterable[int]) -> None:
+        """There are messages for these nodes."""
+
+    def wait(self) -> None:
+        """Until there may be a reply."""
+        time.sleep(LOOK)
+
+
 class Post:
     """`most` bytes are as much as any reply may weigh, in so many pieces, of these kinds."""
 
-    def __init__(self, grid: Grid, most: int, pieces: int = PIECES, kinds: frozenset[str] = KINDS) -> None:
-        self.grid, self.most, self.pieces, self.kinds = grid, most, pieces, kinds
+    def __init__(
+        self,
+        grid: Grid,
+        most: int,
+        pieces: int = PIECES,
+        kinds: frozenset[str] = KINDS,
+        bell: Bell | None = None,
+    ) -> None:
+        self.grid, self.most, self.pieces, self.kinds, self.bell = grid, most, pieces, kinds, bell or Bell()
         self.waiting: dict[str, tuple[int, float]] = {}  # addressee and deadline, by message
         self.parcels: list[Parcel] = []
 
@@ -68,11 +87,12 @@ class Post:
         while self.waiting:
             yield from self.collect()
             if self.waiting:
-                time.sleep(LOOK)
+                self.bell.wait()
 
     def send(self, messages: dict[int, Message], seconds: float) -> Iterator[tuple[int, str]]:
         """Send; yields those who are gone. After so many seconds Flower forgets the messages by their own ttl."""
         ids = list(self.grid.push_messages(list(messages.values())))
+        self.bell.ring(message.metadata.dst_node_id for message in messages.values())
         until = time.monotonic() + seconds
         for number, name in enumerate(messages):
             if number < len(ids) and ids[number]:

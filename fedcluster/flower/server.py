@@ -7,7 +7,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,8 @@ from fedcluster.experiment import WITH_DEVICES, Experiment, load
 from fedcluster.flower.certificates import public_keys
 from fedcluster.flower.cohorts import NEW, Federation, Presence
 from fedcluster.flower.device import PLAN
+from fedcluster.flower.gate import Gate
+from fedcluster.flower.post import Bell
 from fedcluster.flower.roster import ROOM, LiveSchedule, Roster
 from fedcluster.folder import Folder, fresh
 from fedcluster.learner import Learner
@@ -75,7 +76,6 @@ def serve(
     display: Display | None = None,
 ) -> Result:
     """A federation from its first device to its picture."""
-    from fedcluster.flower.gate import Gate
     from fedcluster.flower.node import loopback
     from fedcluster.flower.superlink import SuperLink
 
@@ -95,12 +95,9 @@ def serve(
             gate.open()
             display.announce(f"open to devices at {listen[0]}:{gate.server_address[1]}")
 
-            def weigh(most: int) -> None:
-                gate.allowance = most
-
             try:
                 with superlink.run() as grid:
-                    return deploy(experiment, grid, folder, keys, terms, display, weigh)
+                    return deploy(experiment, grid, folder, keys, terms, display, gate)
             except (httpx.HTTPError, ConnectionError) as error:
                 gone = "is gone" if superlink.gone else f"does not answer ({error})"
                 raise LostServer(
@@ -122,14 +119,16 @@ def deploy(
     keys: Keys,
     terms: Terms,
     display: Display,
-    weigh: Callable[[int], None] = lambda most: None,
+    gate: Gate | None = None,
 ) -> Result:
     """Train with whoever comes. The loop, the algorithms, the acceptance and the record are the simulator's."""
     roster = Roster(experiment, folder.path / "devices.json")
-    presence = Presence(grid, roster, keys, display.say)
+    presence = Presence(grid, roster, keys, display.say, gate or Bell())
     with repeatable():
         gather(presence, terms, display)
-        setup = prepare(experiment, presence, terms, weigh)
+        setup, most = prepare(experiment, presence, terms)
+        if gate is not None:
+            gate.allowance = most
         keep_budget(setup, False, display)
         if folder.finished:
             display.say(f"{folder.path} is finished: nothing to do")
@@ -166,8 +165,9 @@ def gather(presence: Presence, terms: Terms, display: Display) -> None:
     roster.admit(0, display.say)
 
 
-def prepare(experiment: Experiment, presence: Presence, terms: Terms, weigh: Callable[[int], None]) -> Setup:
-    """What stands before the first cycle, as in simulation, but for what only devices have."""
+def prepare(experiment: Experiment, presence: Presence, terms: Terms) -> tuple[Setup, int]:
+    """What stands before the first cycle, as in simulation, but for what only devices have; and how many bytes a device
+    may have reason to send."""
     roster, seed, local = presence.roster, experiment.seed, experiment.local
     first = roster.entries[0]
     dataset = None if experiment.data.name == WITH_DEVICES else sources.open_dataset(experiment.data.name, presence.say)
@@ -186,11 +186,10 @@ def prepare(experiment: Experiment, presence: Presence, terms: Terms, weigh: Cal
         check_output(learner, dataset)
     start = algorithms.first_state(algorithm, optimizer, learner.w.clone(), learner.size)
     most = max(size(exchange.form(start)) for exchange in algorithm.exchanges) + ENVELOPE
-    weigh(most)
     keeps = bool(algorithm.device_memory(learner.w, learner.size))
     plan = plan_for(experiment, list(shape), classes, dataset)
     schedule = LiveSchedule(roster, presence.look, presence.say)
-    return Setup(
+    setup = Setup(
         experiment=experiment,
         dataset=dataset,
         fleet=schedule.fleet,
@@ -205,6 +204,7 @@ def prepare(experiment: Experiment, presence: Presence, terms: Terms, weigh: Cal
         new=NEW if keeps else {},
         devices=ROOM,
     )
+    return setup, most
 
 
 def plan_for(experiment: Experiment, shape: list[int], classes: int, dataset: Dataset | None) -> str:

@@ -1,10 +1,12 @@
 """The wire: our messages inside Flower's. Facts about a message, and its tensors as raw float32, by name.
 
-Everything is a ConfigRecord of scalars and bytes. Flower's own arrays would do as well, but each is three objects more,
-every object is a request of its own, and an array is put together from chunks that its sender counts: a few bytes may
-become gigabytes. Here nothing is larger unpacked than packed, so that a bound on what is received bounds what it costs.
+Everything is in ConfigRecords: bytes are tensors, all else is facts. Flower's own arrays would do as well, but each is
+three objects more, every object is a request of its own, and an array is put together from chunks that its sender
+counts: a few bytes may become gigabytes. Here nothing is larger unpacked than packed, so that a bound on what is
+received bounds what it costs.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,6 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from fedcluster.state import Message
-
-FACTS, TENSORS = "facts", "tensors"
 
 Facts = dict[str, Any]
 
@@ -23,12 +23,12 @@ class Unreadable(Exception):
 
 
 def pack(facts: Facts, tensors: Message | None = None) -> RecordDict:
-    return join(facts, pack_tensors(tensors or {}))
+    return RecordDict({"fedcluster": ConfigRecord(facts | dict(pack_tensors(tensors or {})))})
 
 
-def join(facts: Facts, tensors: ConfigRecord) -> RecordDict:
-    """One record of facts, and one of tensors. Messages may share the latter: it goes to the SuperLink once."""
-    return RecordDict({FACTS: ConfigRecord(facts), TENSORS: tensors} if tensors else {FACTS: ConfigRecord(facts)})
+def pack_with(facts: Facts, tensors: ConfigRecord) -> RecordDict:
+    """The same, with tensors in a record that several messages share: it goes to the SuperLink once."""
+    return RecordDict({"fedcluster": ConfigRecord(facts), "tensors": tensors})
 
 
 def pack_tensors(tensors: Message) -> ConfigRecord:
@@ -38,17 +38,18 @@ def pack_tensors(tensors: Message) -> ConfigRecord:
 
 def unpack(content: RecordDict) -> tuple[Facts, Message]:
     """The facts and the tensors of a message, which are now of the right types, and no more than that."""
-    if not set(content) <= {FACTS, TENSORS} or FACTS not in content:
+    if "fedcluster" not in content or not all(isinstance(record, ConfigRecord) for record in content.values()):
         raise Unreadable("not a message of fedcluster")
-    if not all(isinstance(record, ConfigRecord) for record in content.values()):
-        raise Unreadable("not a message of fedcluster")
-    return dict(content.config_records[FACTS]), unpack_tensors(content.config_records.get(TENSORS, ConfigRecord()))
+    everything = {name: value for record in content.config_records.values() for name, value in record.items()}
+    tensors = {name: value for name, value in everything.items() if isinstance(value, bytes)}
+    facts = {name: value for name, value in everything.items() if name not in tensors}
+    return facts, unpack_tensors(tensors)
 
 
-def unpack_tensors(record: ConfigRecord) -> Message:
+def unpack_tensors(record: Mapping[str, Any]) -> Message:
     tensors = {}
     for name, data in record.items():
-        if not isinstance(data, bytes) or len(data) % 4:
+        if len(data) % 4:
             raise Unreadable("a tensor that is not float32")
         tensors[name] = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
     return tensors
