@@ -28,6 +28,14 @@ def by_autograd(module: nn.Module, x: Tensor, y: Tensor, batch: int, lr: float) 
     return torch.cat([p.detach().double().flatten() for p in module.parameters()])
 
 
+def descend(learner: Learner, x: Tensor, y: Tensor, batch: int, lr: float, drift: Tensor | None = None) -> None:
+    """Over the batches of x in their order, or in any other: rows are found by their places."""
+    assert learner.chain is not None
+    order = torch.randperm(len(y))
+    shuffled = fedcluster.Dataset(x[order], y[order], x, y)
+    learner.chain.descend(shuffled, torch.argsort(order).view(-1, batch), lr, drift)
+
+
 def network(*sizes: int) -> nn.Module:
     parts: list[nn.Module] = [nn.Flatten()]
     for i, o in pairwise(sizes):
@@ -45,8 +53,7 @@ def test_as_close_to_the_truth_as_autograd(sizes: tuple[int, ...], batch: int) -
     truth = by_autograd(deepcopy(module).double(), x, y, batch, lr=0.1)
     theirs = by_autograd(deepcopy(module), x, y, batch, lr=0.1)
     learner = Learner(module)
-    assert learner.chain is not None
-    learner.chain.descend(x, y, batch, lr=0.1)
+    descend(learner, x, y, batch, lr=0.1)
     found = learner.w.double()
     assert (found - truth).norm() <= 2 * (theirs - truth).norm() + 1e-7
     assert (found - truth).abs().max() < 1e-6
@@ -57,10 +64,9 @@ def test_as_close_to_the_truth_as_autograd(sizes: tuple[int, ...], batch: int) -
 def test_small_steps_are_not_lost(shape: tuple[int, int]) -> None:
     """Thirty terms, each too small to change a weight, together change it."""
     learner = Learner(network(*shape))
-    assert learner.chain is not None
     learner.w.fill_(1.0)
     y = torch.zeros(30, dtype=torch.int64)
-    learner.chain.descend(torch.full((30, shape[0]), 1e-2), y, 30, lr=1e-4)  # towards class 0: 30 terms of about 3e-8
+    descend(learner, torch.full((30, shape[0]), 1e-2), y, 30, lr=1e-4)  # towards class 0: 30 terms of about 3e-8
     expected = 1e-6 * (1 - 1 / shape[1])
     assert learner.w[: shape[0]].double().sub(1).mean().item() == pytest.approx(expected, abs=6e-8)
 
@@ -71,9 +77,8 @@ def test_drift_is_added_after_every_step(sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     module = network(*sizes)
     learner, plain = Learner(module), Learner(module)
-    assert learner.chain is not None
     x, y, drift = torch.randn(20, sizes[0]), torch.randint(sizes[-1], (20,)), torch.randn(plain.size) * 0.01
-    learner.chain.descend(x, y, 5, 0.1, drift)
+    descend(learner, x, y, 5, 0.1, drift)
     for rows, labels in zip(torch.split(x, 5), torch.split(y, 5), strict=True):
         plain.differentiate(rows, labels)
         plain.w.sub_(plain.gradient, alpha=0.1).add_(drift)
@@ -84,11 +89,26 @@ def test_drift_is_added_after_every_step(sizes: tuple[int, ...]) -> None:
 def test_what_is_not_a_number_stays_that() -> None:
     """A run that diverges must be seen to."""
     learner = Learner(network(8, 6, 3))
+    learner.w[0] = float("nan")
+    descend(learner, torch.ones(4, 8), torch.zeros(4, dtype=torch.int64), 4, lr=0.1)
+    assert not torch.isfinite(learner.w[-3:]).any(), "it has gone through every layer"
+
+
+@needs_compiler
+@pytest.mark.parametrize("channels", [1, 3])
+def test_bytes_are_seen_as_the_model_sees_them(channels: int) -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (40, channels, 5, 5), generator=rng).to(torch.uint8)
+    dataset = fedcluster.Dataset(x, torch.arange(40) % 4, x, torch.arange(40) % 4)
+    module = network(25 * channels, 7, 4)
+    learner, plain = Learner(module), Learner(module)
     assert learner.chain is not None
-    x = torch.ones(4, 8)
-    x[2, 3] = float("nan")
-    learner.chain.descend(x, torch.zeros(4, dtype=torch.int64), 4, lr=0.1)
-    assert not torch.isfinite(learner.w).all()
+    rows = torch.randint(40, (3, 6), generator=rng)
+    learner.chain.descend(dataset, rows, lr=0.1)
+    for batch in rows:
+        plain.differentiate(dataset.inputs(dataset.x_train[batch]), dataset.y_train[batch])
+        plain.w.sub_(plain.gradient, alpha=0.1)
+    torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
 
 
 @needs_compiler
