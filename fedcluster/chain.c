@@ -263,3 +263,8 @@ void descend(float *w, const float *drift, const int *sizes, int count, const sa
         w += one->out;
     }
 }
+
+/* total += weight * v, each term rounded to a multiple of what is left of it beside `grid`: see aggregate.py */
+void accumulate(double *restrict total, const float *restrict v, int64_t n, double weight, double grid) {
+    for (int64_t i = 0; i < n; i++) total[i] += (grid + weight * v[i]) - grid;
+}

@@ -110,6 +110,12 @@ def descend(
     loaded.descend(places[0], places[1], widths, len(sizes) - 1, data, places[2], steps, batch, rate, places[3])
 
 
+def accumulate(loaded: Any, total: Tensor, vector: Tensor, weight: float, grid: float) -> None:
+    """total += weight * vector, each term rounded as (grid + term) - grid."""
+    places = ctypes.c_void_p(total.data_ptr()), ctypes.c_void_p(vector.data_ptr())
+    loaded.accumulate(*places, ctypes.c_int64(len(vector)), ctypes.c_double(weight), ctypes.c_double(grid))
+
+
 def room_for(loaded: Any, sizes: list[int], batch: int, drifting: bool) -> Tensor:
     """Scratch memory for batches of this size."""
     return torch.empty(loaded.scratch((ctypes.c_int * len(sizes))(*sizes), len(sizes) - 1, batch, drifting))

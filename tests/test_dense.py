@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import fedcluster
 from fedcluster import compiled, models
+from fedcluster.aggregate import average
 from fedcluster.display import Display
 from fedcluster.learner import Learner
 
@@ -109,6 +110,22 @@ def test_bytes_are_seen_as_the_model_sees_them(channels: int) -> None:
         plain.differentiate(dataset.inputs(dataset.x_train[batch]), dataset.y_train[batch])
         plain.w.sub_(plain.gradient, alpha=0.1)
     torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+
+
+@needs_compiler
+def test_averages_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    vectors = [torch.randn(5003) * 10.0 ** torch.randint(-9, 3, (5003,)) for _ in range(7)]
+    weighted = [
+        (weight, {"model": vector})
+        for weight, vector in zip([0.1, 0.3, 1 / 3, 0.05, 1e-6, 0.2, 0.125], vectors, strict=True)
+    ]
+    fast = average(weighted, like={"model": vectors[0]})
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    slow = average(weighted, like={"model": vectors[0]})
+    assert fast is not None
+    assert slow is not None
+    assert torch.equal(fast["model"], slow["model"])
 
 
 @needs_compiler
