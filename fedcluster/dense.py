@@ -19,7 +19,6 @@ class Chain:
     def __init__(self, library: Any, w: Tensor, sizes: list[int]) -> None:
         self.library, self.w, self.sizes = library, w, sizes
         self.kind, self.room = (0, False), w
-        self.samples: compiled.Samples | None = None
 
     def descend(self, dataset: Dataset, rows: Tensor, lr: float, drift: Tensor | None = None) -> None:
         """A step on the mean cross-entropy of each batch, a row of places in the training set; `drift` is added
@@ -27,9 +26,9 @@ class Chain:
         kind = (rows.shape[1], drift is not None)
         if self.kind != kind:
             self.kind, self.room = kind, compiled.room_for(self.library, self.sizes, *kind)
-        if self.samples is None or self.samples.held[0] is not dataset.x_train:
-            self.samples = compiled.Samples(dataset.x_train, dataset.y_train, dataset.scale, dataset.shift)
-        compiled.descend(self.library, self.w, drift, self.sizes, self.samples, rows, lr, self.room)
+        # asked for anew: sharing a tensor with another process moves it
+        samples = compiled.Samples(dataset.x_train, dataset.y_train, dataset.scale, dataset.shift)
+        compiled.descend(self.library, self.w, drift, self.sizes, samples, rows, lr, self.room)
 
 
 def chain(module: nn.Module, w: Tensor) -> Chain | None:
