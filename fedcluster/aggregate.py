@@ -11,8 +11,10 @@ held, whatever the size of the cohort; under torchrun one reduction of it adds w
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 from torch import distributed as ranks
 
+from fedcluster import compiled
 from fedcluster.errors import LostRank
 from fedcluster.state import Message
 
@@ -25,10 +27,10 @@ def average(weighted: Iterable[tuple[float, Message]], like: Message) -> Message
     device = next(iter(like.values())).device
     total = torch.zeros(sum(sizes) + 1, dtype=torch.float64, device=device)
     sums = dict(zip(like, torch.split(total[:-1], sizes), strict=True))
-    grid, weights = torch.tensor(GRID, dtype=torch.float64, device=device), 0.0
+    weights = 0.0
     for weight, message in weighted:
         for name, sum_ in sums.items():
-            sum_.add_(torch.add(grid, message[name].double(), alpha=weight).sub_(GRID))
+            accumulate(sum_, message[name], weight)
         weights += weight + GRID - GRID
     total[-1] = weights
     if ranks.is_initialized():
@@ -38,3 +40,13 @@ def average(weighted: Iterable[tuple[float, Message]], like: Message) -> Message
             raise LostRank(f"another rank is gone ({str(error).splitlines()[0][:120]}); see its own output") from None
     share = float(total[-1])
     return {name: sum_.div_(share).to(torch.float32) for name, sum_ in sums.items()} if share > 0 else None
+
+
+def accumulate(total: Tensor, vector: Tensor, weight: float) -> None:
+    """total += weight * vector on the grid; in one pass where there is a compiler, the same to the bit."""
+    library = compiled.library() if total.device.type == "cpu" else None
+    if library is not None and vector.is_contiguous() and vector.dtype == torch.float32:
+        compiled.accumulate(library, total, vector, weight, GRID)
+    else:
+        grid = torch.tensor(GRID, dtype=torch.float64, device=total.device)
+        total.add_(torch.add(grid, vector.double(), alpha=weight).sub_(GRID))

@@ -154,6 +154,31 @@ static void slope(float *scores, int row, int classes, int batch, const int64_t 
     }
 }
 
+/* where samples are, and what a model sees of them: bytes as value * scale + shift by channel, floats as they are */
+typedef struct {
+    const void *x;
+    const int64_t *y;
+    const float *scale, *shift;
+    int bytes, channels;
+} samples;
+
+/* one batch out of the data set, by the numbers of its rows */
+static void gather(const samples *from, const int64_t *rows, int batch, int n, float *restrict x, int64_t *y) {
+    for (int i = 0; i < batch; i++, x += n) {
+        y[i] = from->y[rows[i]];
+        if (!from->bytes) {
+            memcpy(x, (const float *)from->x + rows[i] * n, n * sizeof(float));
+            continue;
+        }
+        const uint8_t *row = (const uint8_t *)from->x + rows[i] * n;
+        int plane = n / from->channels;
+        for (int c = 0; c < from->channels; c++) {
+            float scale = from->scale[c], shift = from->shift[c];
+            for (int j = c * plane; j < (c + 1) * plane; j++) x[j] = row[j] * scale + shift;
+        }
+    }
+}
+
 /* one layer, its weights transposed, with room for all that a step needs of it */
 typedef struct {
     int in, out, in_row, out_row;
@@ -162,7 +187,7 @@ typedef struct {
 
 /* lays the layers out in scratch memory, if there is any; returns how many floats they take */
 static int64_t lay_out(layer *layers, const int *sizes, int count, int batch, int drifting, float *room) {
-    int64_t used = 0;
+    int64_t used = (int64_t)batch * (sizes[0] + 2); /* a batch of samples and of labels */
 #define TAKE(place, n) (place = room ? room + used : 0, used += (int64_t)(n))
     for (int l = 0; l < count; l++) {
         layer *one = &layers[l];
@@ -192,11 +217,13 @@ int64_t scratch(const int *sizes, int count, int batch, int drifting) {
     return lay_out(layers, sizes, count, batch, drifting, 0);
 }
 
-/* w: the layers, first to last, each as weight [out][in] and bias [out]; x: [steps * batch][in], y: labels.
+/* w: the layers, first to last, each as weight [out][in] and bias [out]; rows: [steps][batch] of the data set.
    drift, of the form of w or null, is added to w after every step */
-void descend(float *w, const float *drift, const int *sizes, int count, const float *x, const int64_t *y, int steps,
-             int batch, float lr, float *room) {
+void descend(float *w, const float *drift, const int *sizes, int count, const samples *from, const int64_t *rows,
+             int steps, int batch, float lr, float *room) {
     layer layers[MOST];
+    int64_t *y = (int64_t *)room;
+    float *x = room + 2 * batch;
     memset(room, 0, lay_out(layers, sizes, count, batch, drift != 0, room) * sizeof(float));
     for (int64_t l = 0, at = 0; l < count; l++) {
         layer *one = &layers[l];
@@ -208,8 +235,9 @@ void descend(float *w, const float *drift, const int *sizes, int count, const fl
         at += one->out;
     }
     layer *last = &layers[count - 1];
-    for (int step = 0; step < steps; step++, x += (size_t)batch * sizes[0], y += batch) {
+    for (int step = 0; step < steps; step++, rows += batch) {
         const float *below = x;
+        gather(from, rows, batch, sizes[0], x, y);
         for (layer *one = layers; one <= last; below = one++->output)
             forward(below, one->in_row, batch, one->in, one->weight, one->bias, one->out, one->output, one < last);
         slope(last->output, last->out_row, last->out, batch, y, lr);
@@ -234,4 +262,9 @@ void descend(float *w, const float *drift, const int *sizes, int count, const fl
         memcpy(w += (int64_t)one->in * one->out, one->bias, one->out * sizeof(float));
         w += one->out;
     }
+}
+
+/* total += weight * v, each term rounded to a multiple of what is left of it beside `grid`: see aggregate.py */
+void accumulate(double *restrict total, const float *restrict v, int64_t n, double weight, double grid) {
+    for (int64_t i = 0; i < n; i++) total[i] += (grid + weight * v[i]) - grid;
 }

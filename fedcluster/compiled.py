@@ -75,23 +75,45 @@ def ours(path: Path) -> bool:
     return not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
 
 
+class Samples(ctypes.Structure):
+    """A data set's training samples, as chain.c wants them. Keeps hold of what it points to."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("shift", ctypes.c_void_p),
+        ("bytes", ctypes.c_int),
+        ("channels", ctypes.c_int),
+    )
+
+    def __init__(self, x: Tensor, y: Tensor, scale: Tensor | None, shift: Tensor | None) -> None:
+        self.held = (x, y, scale, shift)
+        places = [None if one is None else one.data_ptr() for one in self.held]
+        super().__init__(*places, x.dtype == torch.uint8, 1 if scale is None else scale.numel())
+
+
 def descend(
     loaded: Any,
     w: Tensor,
     drift: Tensor | None,
     sizes: list[int],
-    x: Tensor,
-    y: Tensor,
-    batch: int,
+    samples: Samples,
+    rows: Tensor,
     lr: float,
     room: Tensor,
 ) -> None:
-    """A step for every batch in x, on the layers in w; after each, `drift` is added to them."""
-    places = [None if one is None else ctypes.c_void_p(one.data_ptr()) for one in (w, drift, x, y, room)]
-    widths, count, steps = (ctypes.c_int * len(sizes))(*sizes), len(sizes) - 1, len(y) // batch
-    loaded.descend(
-        places[0], places[1], widths, count, places[2], places[3], steps, batch, ctypes.c_float(lr), places[4]
-    )
+    """A step for every row of `rows`, a batch by its places among the samples; after each, `drift` is added to w."""
+    places = [None if one is None else ctypes.c_void_p(one.data_ptr()) for one in (w, drift, rows, room)]
+    widths, (steps, batch) = (ctypes.c_int * len(sizes))(*sizes), rows.shape
+    rate, data = ctypes.c_float(lr), ctypes.byref(samples)
+    loaded.descend(places[0], places[1], widths, len(sizes) - 1, data, places[2], steps, batch, rate, places[3])
+
+
+def accumulate(loaded: Any, total: Tensor, vector: Tensor, weight: float, grid: float) -> None:
+    """total += weight * vector, each term rounded as (grid + term) - grid."""
+    places = ctypes.c_void_p(total.data_ptr()), ctypes.c_void_p(vector.data_ptr())
+    loaded.accumulate(*places, ctypes.c_int64(len(vector)), ctypes.c_double(weight), ctypes.c_double(grid))
 
 
 def room_for(loaded: Any, sizes: list[int], batch: int, drifting: bool) -> Tensor:
@@ -109,7 +131,8 @@ def finds_what_torch_finds(loaded: Any) -> bool:
     w = torch.cat([part for layer in layers for part in (layer[:, :-1].reshape(-1), layer[:, -1])])
     drift = torch.randn(len(w), generator=source)
     drifts = torch.split(drift, [n for i, o in pairwise(sizes) for n in (i * o, o)])
-    descend(loaded, w, drift, sizes, x, y, batch, lr, room_for(loaded, sizes, batch, drifting=True))
+    rows = torch.arange(2 * batch).view(2, batch)
+    descend(loaded, w, drift, sizes, Samples(x, y, None, None), rows, lr, room_for(loaded, sizes, batch, drifting=True))
     parts = [part.clone().requires_grad_() for layer in layers for part in (layer[:, :-1], layer[:, -1])]
     for rows, labels in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
         with torch.enable_grad():

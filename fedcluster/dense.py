@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedcluster import compiled
+from fedcluster.dataset import Dataset
 
 
 class Chain:
@@ -19,12 +20,15 @@ class Chain:
         self.library, self.w, self.sizes = library, w, sizes
         self.kind, self.room = (0, False), w
 
-    def descend(self, x: Tensor, y: Tensor, batch: int, lr: float, drift: Tensor | None = None) -> None:
-        """A step on the mean cross-entropy of each batch in x, one after the other; `drift` is added after each."""
-        kind = (batch, drift is not None)
+    def descend(self, dataset: Dataset, rows: Tensor, lr: float, drift: Tensor | None = None) -> None:
+        """A step on the mean cross-entropy of each batch, a row of places in the training set; `drift` is added
+        after each."""
+        kind = (rows.shape[1], drift is not None)
         if self.kind != kind:
             self.kind, self.room = kind, compiled.room_for(self.library, self.sizes, *kind)
-        compiled.descend(self.library, self.w, drift, self.sizes, x.contiguous(), y, batch, lr, self.room)
+        # asked for anew: sharing a tensor with another process moves it
+        samples = compiled.Samples(dataset.x_train, dataset.y_train, dataset.scale, dataset.shift)
+        compiled.descend(self.library, self.w, drift, self.sizes, samples, rows, lr, self.room)
 
 
 def chain(module: nn.Module, w: Tensor) -> Chain | None:

@@ -1,6 +1,8 @@
 """Evaluation of the global model: on a fixed sample of the pooled training data and on the test set."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +29,16 @@ class Evaluator:
         test_loss, test_accuracy = self.measure(w, self.dataset.x_test, self.dataset.y_test)
         return {"train_loss": train_loss, "test_loss": test_loss, "test_accuracy": test_accuracy}
 
+    @cached_property
+    def pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
+
     def measure(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Mean cross-entropy and accuracy at w. Chunks are shared out over threads and added up in their order."""
         self.learner.load(w)
         self.learner.module.eval()
-        with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            parts = list(pool.map(self.part, torch.split(x, CHUNK), torch.split(y, CHUNK)))
+        spread: Any = map if self.threads == 1 else self.pool.map
+        parts = list(spread(self.part, torch.split(x, CHUNK), torch.split(y, CHUNK)))
         return sum(loss for loss, _ in parts) / len(y), sum(right for _, right in parts) / len(y)
 
     @torch.no_grad()

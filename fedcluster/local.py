@@ -36,20 +36,23 @@ class Batches:
         self.steps = steps_of(options, seed, round=place[0], device=place[2])
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Samples and labels for E steps."""
-        for x, y, size in self.stretches():
-            yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
-
-    def stretches(self) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """The same, several batches at a time, which are copied out of the data set at once: with a batch's size."""
-        steps, batch = self.steps, self.options.batch
-        if batch == "full":
-            yield from [(*self.gather(self.rows), len(self.rows))] * steps
+        """Samples and labels for E steps; several batches are copied out of the data set at a time."""
+        if self.options.batch == "full":
+            yield from [self.gather(self.rows)] * self.steps
             return
-        drawn = self.rows[stream(self.seed, "batch", *self.place).integers(len(self.rows), size=(steps, batch))]
+        drawn = self.drawn()
+        steps, batch = drawn.shape
         several = max(1, GATHER // batch)
         for start in range(0, steps, several):
-            yield *self.gather(drawn[start : start + several].reshape(-1)), batch
+            x, y = self.gather(drawn[start : start + several].reshape(-1))
+            yield from zip(torch.split(x, batch), torch.split(y, batch), strict=True)
+
+    def drawn(self) -> Ints:
+        """The same as places in the training set, [E, batch]."""
+        if self.options.batch == "full":
+            return np.tile(self.rows, (self.steps, 1))
+        places = stream(self.seed, "batch", *self.place).integers(len(self.rows), size=(self.steps, self.options.batch))
+        return self.rows[places]
 
     def whole(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All of the device's data, once."""
@@ -88,8 +91,8 @@ def descend(
     if learner.chain is not None and correct is None and rule is None and batches.options.optimizer == "sgd":
         lr = batches.options.lr
         moves = None if drift is None else drift * -lr
-        for x, y, size in batches.stretches():
-            learner.chain.descend(x, y, size, lr, moves)
+        rows = torch.from_numpy(np.ascontiguousarray(batches.drawn(), dtype=np.int64))
+        learner.chain.descend(batches.dataset, rows, lr, moves)
         return learner.w.clone()
     torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
     rule = rule or optimizer(batches.options)

@@ -1,6 +1,7 @@
 """The commands as a person types them: what they write, and how they fail."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -210,6 +211,8 @@ def test_interrupt_leaves_what_can_be_resumed(write_experiment: Write, tmp_path:
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
+        # a shell's background job ignores interrupts, and so would we: that is right, but not what is tested
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         deadline = time.monotonic() + 60
         while not (tmp_path / "out" / "metrics.jsonl").exists() and time.monotonic() < deadline:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import fedcluster
 from fedcluster import compiled, models
+from fedcluster.aggregate import average
 from fedcluster.display import Display
 from fedcluster.learner import Learner
 
@@ -26,6 +27,14 @@ def by_autograd(module: nn.Module, x: Tensor, y: Tensor, batch: int, lr: float) 
         F.cross_entropy(module(rows.to(next(module.parameters()).dtype)), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return torch.cat([p.detach().double().flatten() for p in module.parameters()])
+
+
+def descend(learner: Learner, x: Tensor, y: Tensor, batch: int, lr: float, drift: Tensor | None = None) -> None:
+    """Over the batches of x in their order, or in any other: rows are found by their places."""
+    assert learner.chain is not None
+    order = torch.randperm(len(y))
+    shuffled = fedcluster.Dataset(x[order], y[order], x, y)
+    learner.chain.descend(shuffled, torch.argsort(order).view(-1, batch), lr, drift)
 
 
 def network(*sizes: int) -> nn.Module:
@@ -45,8 +54,7 @@ def test_as_close_to_the_truth_as_autograd(sizes: tuple[int, ...], batch: int) -
     truth = by_autograd(deepcopy(module).double(), x, y, batch, lr=0.1)
     theirs = by_autograd(deepcopy(module), x, y, batch, lr=0.1)
     learner = Learner(module)
-    assert learner.chain is not None
-    learner.chain.descend(x, y, batch, lr=0.1)
+    descend(learner, x, y, batch, lr=0.1)
     found = learner.w.double()
     assert (found - truth).norm() <= 2 * (theirs - truth).norm() + 1e-7
     assert (found - truth).abs().max() < 1e-6
@@ -57,10 +65,9 @@ def test_as_close_to_the_truth_as_autograd(sizes: tuple[int, ...], batch: int) -
 def test_small_steps_are_not_lost(shape: tuple[int, int]) -> None:
     """Thirty terms, each too small to change a weight, together change it."""
     learner = Learner(network(*shape))
-    assert learner.chain is not None
     learner.w.fill_(1.0)
     y = torch.zeros(30, dtype=torch.int64)
-    learner.chain.descend(torch.full((30, shape[0]), 1e-2), y, 30, lr=1e-4)  # towards class 0: 30 terms of about 3e-8
+    descend(learner, torch.full((30, shape[0]), 1e-2), y, 30, lr=1e-4)  # towards class 0: 30 terms of about 3e-8
     expected = 1e-6 * (1 - 1 / shape[1])
     assert learner.w[: shape[0]].double().sub(1).mean().item() == pytest.approx(expected, abs=6e-8)
 
@@ -71,9 +78,8 @@ def test_drift_is_added_after_every_step(sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     module = network(*sizes)
     learner, plain = Learner(module), Learner(module)
-    assert learner.chain is not None
     x, y, drift = torch.randn(20, sizes[0]), torch.randint(sizes[-1], (20,)), torch.randn(plain.size) * 0.01
-    learner.chain.descend(x, y, 5, 0.1, drift)
+    descend(learner, x, y, 5, 0.1, drift)
     for rows, labels in zip(torch.split(x, 5), torch.split(y, 5), strict=True):
         plain.differentiate(rows, labels)
         plain.w.sub_(plain.gradient, alpha=0.1).add_(drift)
@@ -84,11 +90,42 @@ def test_drift_is_added_after_every_step(sizes: tuple[int, ...]) -> None:
 def test_what_is_not_a_number_stays_that() -> None:
     """A run that diverges must be seen to."""
     learner = Learner(network(8, 6, 3))
+    learner.w[0] = float("nan")
+    descend(learner, torch.ones(4, 8), torch.zeros(4, dtype=torch.int64), 4, lr=0.1)
+    assert not torch.isfinite(learner.w[-3:]).any(), "it has gone through every layer"
+
+
+@needs_compiler
+@pytest.mark.parametrize("channels", [1, 3])
+def test_bytes_are_seen_as_the_model_sees_them(channels: int) -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (40, channels, 5, 5), generator=rng).to(torch.uint8)
+    dataset = fedcluster.Dataset(x, torch.arange(40) % 4, x, torch.arange(40) % 4)
+    module = network(25 * channels, 7, 4)
+    learner, plain = Learner(module), Learner(module)
     assert learner.chain is not None
-    x = torch.ones(4, 8)
-    x[2, 3] = float("nan")
-    learner.chain.descend(x, torch.zeros(4, dtype=torch.int64), 4, lr=0.1)
-    assert not torch.isfinite(learner.w).all()
+    rows = torch.randint(40, (3, 6), generator=rng)
+    learner.chain.descend(dataset, rows, lr=0.1)
+    for batch in rows:
+        plain.differentiate(dataset.inputs(dataset.x_train[batch]), dataset.y_train[batch])
+        plain.w.sub_(plain.gradient, alpha=0.1)
+    torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+
+
+@needs_compiler
+def test_averages_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    vectors = [torch.randn(5003) * 10.0 ** torch.randint(-9, 3, (5003,)) for _ in range(7)]
+    weighted = [
+        (weight, {"model": vector})
+        for weight, vector in zip([0.1, 0.3, 1 / 3, 0.05, 1e-6, 0.2, 0.125], vectors, strict=True)
+    ]
+    fast = average(weighted, like={"model": vectors[0]})
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    slow = average(weighted, like={"model": vectors[0]})
+    assert fast is not None
+    assert slow is not None
+    assert torch.equal(fast["model"], slow["model"])
 
 
 @needs_compiler
