@@ -2,20 +2,23 @@
 
     python benchmarks/deploy.py            # ours: serve and join, with TLS and keys
     python benchmarks/deploy.py --stock    # and stock Flower's FedAvg loop beside it, without TLS
+    python benchmarks/deploy.py --ray      # and our app in Flower's simulation (needs flwr[simulation])
 
 A cycle of ours and a round of stock Flower do the same: a cohort of two downloads the model, takes 20 steps on batches
-of 30 and uploads. The nodes' own training is timed in one process of the same machine and taken off.
+of 30 and uploads. The nodes' own training is timed in one process of the same machine and taken off. What is measured
+is noted in results/deploy.json beside what is there.
 """
 
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,6 +39,8 @@ EXPERIMENT = fedcluster.Experiment(
     model={"name": "mlp"},
 )
 SCRIPTS = Path(sys.executable).parent
+HERE = Path(__file__).parent
+RESULTS = HERE / "results/deploy.json"
 
 
 @contextmanager
@@ -91,61 +96,118 @@ def ours(folder: Path) -> list[float]:
     with running(folder, nodes):
         words = ["serve", "experiment.toml", "--listen", server, "--nodes", "8", "--out", "out", *common]
         subprocess.run([*us, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    lines = [json.loads(line) for line in (folder / "out/cycles.jsonl").read_text().splitlines()]
-    return [line["seconds"] for line in lines][4:]  # the first round, in which devices build their models, left out
+    return cycles(folder / "out")
+
+
+@contextmanager
+def superlink(folder: Path, *words: str) -> Iterator[dict[str, str]]:
+    """Flower's own, as its documentation starts it; yields the environment in which the other commands find it."""
+    port = free_port()
+    (folder / "config.toml").write_text(
+        f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    environment = {
+        "PATH": f"{SCRIPTS}:{os.environ['PATH']}",
+        "FLWR_HOME": str(folder),
+        "SUPERLINK": f"127.0.0.1:{port}",
+    }
+    link = [str(SCRIPTS / "flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(port), *words]
+    with running(folder, {"superlink": link}, **environment):
+        until = time.monotonic() + 300
+        while time.monotonic() < until:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            time.sleep(0.5)
+        yield environment
+
+
+def flwr_run(folder: Path, environment: dict[str, str], app: Path, config: str, done: Path, *words: str) -> None:
+    """`flwr run`, which only hands the run over; the run itself leaves `done`."""
+    command = [str(SCRIPTS / "flwr"), "run", str(app), "--run-config", config, *words]
+    subprocess.run(command, cwd=folder, env=os.environ | QUIET | environment, check=True, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 3600
+    while not done.exists():
+        if time.monotonic() > until:
+            raise SystemExit(f"{app.name} does not end: {(folder / 'superlink.log').read_text()[-3000:]}")
+        time.sleep(1)
 
 
 def stock(folder: Path, rounds: int) -> list[float]:
     """The loop of the documentation: SuperLink, SuperNodes and a run, polls as they come."""
-    port = free_port()
-    here = f"127.0.0.1:{port}"
-    (folder / "config.toml").write_text(
-        f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{here}"\ninsecure = true\n'
-    )
-    link = [str(SCRIPTS / "flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(port)]
-    node = [str(SCRIPTS / "flower-supernode"), "--insecure", "--superlink", here]
-    nodes = {
-        f"supernode-{k}": [*node, "--port", str(free_port()), "--node-config", f'data="{folder / f"{k}.npz"}"']
-        for k in range(8)
-    }
-    path = {"PATH": f"{SCRIPTS}:{os.environ['PATH']}", "FLWR_HOME": str(folder)}
-    with running(folder, {"superlink": link}, **path):
-        time.sleep(10)
-        with running(folder, nodes, **path):
+    with superlink(folder) as environment:
+        node = [str(SCRIPTS / "flower-supernode"), "--insecure", "--superlink", environment["SUPERLINK"]]
+        nodes = {
+            f"supernode-{k}": [*node, "--port", str(free_port()), "--node-config", f'data="{folder / f"{k}.npz"}"']
+            for k in range(8)
+        }
+        with running(folder, nodes, **environment):
             out = folder / "stock.json"
-            config = f'rounds={rounds} out="{out}"'
-            words = [str(SCRIPTS / "flwr"), "run", str(Path(__file__).parent / "stock"), "--run-config", config]
-            subprocess.run(words, cwd=folder, env=os.environ | QUIET | path, check=True, stdout=subprocess.DEVNULL)
-            until = time.monotonic() + 1800
-            while not out.exists() and time.monotonic() < until:
-                time.sleep(1)
+            flwr_run(folder, environment, HERE / "stock", f'rounds={rounds} out="{out}"', out)
             times: list[float] = json.loads(out.read_text())
             return times[1:]
 
 
-def told(name: str, times: list[float], own: float) -> None:
-    beyond = [seconds - own for seconds in times]
+def on_ray(folder: Path) -> list[float]:
+    """Our app in Flower's simulation: the same experiment file, devices played by Ray's workers."""
+    (folder / "experiment.toml").write_text(EXPERIMENT.to_toml())
+    out = folder / "ray"
+    config = f'experiment="{folder / "experiment.toml"}" out="{out}" nodes=8'
+    with superlink(folder, "--simulation") as environment:
+        fleet = ("--federation-config", "num-supernodes=8 client-resources-num-cpus=1")
+        flwr_run(
+            folder, environment, Path(fedcluster.__file__).parent / "flower/app", config, out / "curves.png", *fleet
+        )
+    return cycles(out)
+
+
+def engine(folder: Path) -> list[float]:
+    """The same experiment in our own simulator."""
+    fedcluster.run(EXPERIMENT, folder / "engine", display=Display())
+    return cycles(folder / "engine")
+
+
+def cycles(out: Path) -> list[float]:
+    """Seconds of every cycle but those of the first round, in which devices build their models."""
+    lines = [json.loads(line) for line in (out / "cycles.jsonl").read_text().splitlines()]
+    return [line["seconds"] for line in lines][EXPERIMENT.clusters.count :]
+
+
+def note(name: str, times: list[float], own: float) -> None:
+    """Said, and kept beside what other sittings have measured."""
+    median = statistics.median(times)
     print(
-        f"{name}: a cycle takes {statistics.median(times):.2f} s in the median ({min(times):.2f} to {max(times):.2f}, "
-        f"{len(times)} of them), {statistics.median(beyond):.2f} s beyond training"
+        f"{name}: a cycle takes {median:.2f} s in the median ({min(times):.2f} to {max(times):.2f}, "
+        f"{len(times)} of them), {median - own:.2f} s beyond training",
+        flush=True,
     )
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known[name] = {
+        "seconds": [round(seconds, 3) for seconds in times],
+        "median": round(median, 3),
+        "beyond_training": round(median - own, 3),
+        "training": round(own, 3),
+        "load_average": round(os.getloadavg()[0], 1),
+        "cores": os.cpu_count(),
+    }
+    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stock", action="store_true", help="stock Flower too")
+    parser.add_argument("--ray", action="store_true", help="our app in Flower's simulation too, and our own simulator")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of stock Flower")
     options = parser.parse_args()
     with TemporaryDirectory(prefix="deploy-") as place:
         folder = Path(place)
         write_devices(folder)
         own = training()
-        print(
-            f"a cohort of two trains for {own:.2f} s; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-        )
-        told("fedcluster serve and join", ours(folder), own)
+        note("fedcluster serve and join", ours(folder), own)
         if options.stock:
-            told("stock Flower's FedAvg", stock(folder, options.rounds), own)
+            note("stock Flower's FedAvg", stock(folder, options.rounds), own)
+        if options.ray:
+            note("fedcluster in Flower's simulation on Ray", on_ray(folder), own)
+            note("fedcluster run", engine(folder), own)
 
 
 if __name__ == "__main__":

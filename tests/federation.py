@@ -55,9 +55,12 @@ class Federation:
 
     def start(self, name: str, *words: Any, **environment: str) -> "subprocess.Popen[bytes]":
         """A command of ours, its output in a file of that name."""
+        return self.run(name, sys.executable, "-m", "fedcluster", *words, **environment)
+
+    def run(self, name: str, *words: Any, **environment: str) -> "subprocess.Popen[bytes]":
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "fedcluster", *map(str, words)],
+                [*map(str, words)],
                 cwd=self.folder,
                 env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment,
                 stdin=subprocess.DEVNULL,
@@ -67,7 +70,7 @@ class Federation:
         self.others.append(process)
         return process
 
-    def join(self, device: int | str, *words: Any, **environment: str) -> None:
+    def join(self, device: int | str, *words: Any) -> None:
         own = ["--device", device, "--data", f"{device}.npz", "--certificates", "certificates"]
         self.devices[str(device)] = self.start(f"device-{device}", "join", "--server", self.server, *own, *words)
 
@@ -76,13 +79,13 @@ class Federation:
     ) -> "subprocess.Popen[bytes]":
         file = self.folder / f"{out}.toml"
         file.write_text((experiment or self.experiment).to_toml())
-        given = {"nodes": len(self.devices), "wait": 300, "deadline": 60} | options
+        given = {"nodes": len(self.devices), "wait": 600, "deadline": 300} | options
         spread = [word for name, value in given.items() for word in (f"--{name}", value)]
         return self.start(
             out, "serve", file, "--listen", self.server, "--certificates", "certificates", "--out", out, *spread, *words
         )
 
-    def finish(self, server: "subprocess.Popen[bytes]", out: str, seconds: float = 400) -> str:
+    def finish(self, server: "subprocess.Popen[bytes]", out: str, seconds: float = 1200) -> str:
         """What the server said, once it is done."""
         try:
             code = server.wait(seconds)
@@ -112,7 +115,7 @@ class Federation:
             process.wait()
 
 
-def until(condition: Callable[[], Any], seconds: float = 180) -> None:
+def until(condition: Callable[[], Any], seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"

@@ -18,6 +18,8 @@ from fedcluster.flower.node import Line, connected
 from fedcluster.flower.superlink import SuperLink
 from tests.federation import until
 
+pytestmark = pytest.mark.xdist_group("federation")
+
 START = {"w": Array(np.zeros(3, np.float32)), "b": Array(np.zeros((2, 2), np.float32))}
 
 

@@ -16,7 +16,7 @@ WALK = Path(__file__).parents[1] / "examples/federation/walk.py"
 
 def test_the_walk_through(tmp_path: Path) -> None:
     words = [str(WALK), str(tmp_path / "fed"), "--rounds", "2", "--port", str(free_port())]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=400)
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "cluster 0: 300 samples on devices 0, 1 (Asia/Tokyo, Australia/Sydney)" in done.stdout
     assert done.stdout.count("$ fedcluster join") == 8

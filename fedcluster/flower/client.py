@@ -9,7 +9,7 @@ from functools import lru_cache
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedcluster.flower.device import Device, Identity, recall, remember
+from fedcluster.flower.device import Device, Identity, played, recall, remember
 from fedcluster.flower.wire import pack, text, unpack, whole
 from fedcluster.training import repeatable
 
@@ -21,11 +21,19 @@ def device(identity: Identity) -> Device:
     return Device(identity)
 
 
+def own(context: Context) -> Device:
+    """The device that this node is. In Flower's simulation it is only a number, and holds what ours would give it."""
+    config = dict(context.node_config)
+    if "partition-id" in config and "device" not in config:
+        return played(str(context.run_config.get("experiment", "")), int(config["partition-id"]))
+    return device(Identity.of(config))
+
+
 @client_app.query()
 def who(message: Message, context: Context) -> Message:
     """Who the device is. What its samples are stays here, and so do its label counts unless it was told otherwise."""
     unpack(message.content)
-    registration = device(Identity.of(dict(context.node_config))).registration()
+    registration = own(context).registration()
     return Message(pack({"registration": registration.model_dump_json(exclude_none=True)}), reply_to=message)
 
 
@@ -35,7 +43,7 @@ def train(message: Message, context: Context) -> Message:
     facts, received = unpack(message.content)
     round, cycle, k, exchange = (whole(facts, name) for name in ("round", "cycle", "device", "exchange"))
     run, since, turn = text(facts, "run"), whole(facts, "since"), whole(facts, "turn")
-    executor = device(Identity.of(dict(context.node_config))).prepare(text(facts, "plan"))
+    executor = own(context).prepare(text(facts, "plan"))
     memory = recall(context.state, run, since)
     with repeatable():
         message_back, kept = executor.train_device(exchange, (round, cycle, k), received, memory)

@@ -6,6 +6,8 @@ algorithm of one's own (`package.module:name`) is used only where the device was
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,11 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from pydantic import ValidationError
 
-from fedcluster import algorithms, models, sources
+from fedcluster import algorithms, fleet, models, sources
 from fedcluster.dataset import Dataset
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.executor import InProcess
-from fedcluster.experiment import Local, Model
+from fedcluster.experiment import Local, Model, load
 from fedcluster.fleet import Fleet, Ints
 from fedcluster.flower.roster import NAME, Registration
 from fedcluster.flower.wire import Unreadable, pack_tensors, unpack_tensors
@@ -59,9 +61,9 @@ class Identity:
 class Device:
     """Loaded once, and then at the server's service until it ends."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, dataset: Dataset | None = None) -> None:
         self.identity = identity
-        self.dataset = sources.open_dataset(identity.data, lambda _: None)
+        self.dataset = dataset or sources.open_dataset(identity.data, quietly)
         self.plan = ""
         self.executor: InProcess | None = None
 
@@ -123,6 +125,27 @@ class Device:
             for name, values in (("scale", scale), ("shift", shift)):
                 object.__setattr__(dataset, name, torch.tensor(values).reshape(getattr(dataset, name).shape))
         return dataset
+
+
+def quietly(text: str) -> None:
+    """Where data come from is said by who asks for them."""
+
+
+@lru_cache(maxsize=1)
+def simulated(path: str) -> tuple[Dataset, Fleet]:
+    experiment = load(Path(path))
+    dataset = sources.open_dataset(experiment.data.name, quietly)
+    return dataset, fleet.build(experiment.fleet, dataset, experiment.seed)
+
+
+@lru_cache(maxsize=256)
+def played(path: str, k: int) -> Device:
+    """Device k of an experiment's simulated fleet, for Flower's simulation, where one process plays many."""
+    dataset, everyone = simulated(path)
+    rows = everyone.draw(k)
+    x, y = dataset.x_train.numpy()[rows], dataset.y_train.numpy()[rows]
+    share = Dataset(x, y, dataset.x_test[:1].numpy(), dataset.y_test[:1].numpy(), classes=dataset.classes)
+    return Device(Identity(str(k), path), share)
 
 
 def recall(state: RecordDict, run: str, turn: int) -> Message | None:

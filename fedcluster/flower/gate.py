@@ -5,8 +5,8 @@ they are: whoever reaches the port may register nodes, start code on the server,
 SuperLink listens on loopback, and the gate in front of it lets through what devices need and nothing else: the paths of
 the fleet, from keys that belong to a device, in sizes that a device can have reason to send.
 
-It also spares everybody the asking: a device's question whether there is a message for it is answered when there is one,
-and the server is told when an answer has come.
+It also spares everybody the asking: a device's question whether there is a message for it is answered when there is
+one, and the server is told when an answer has come.
 """
 
 import http.client

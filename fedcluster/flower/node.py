@@ -37,7 +37,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedcluster.errors import BadData, LostServer
+from fedcluster.errors import BadData, BadExperiment, LostServer
 from fedcluster.flower.device import Identity
 
 PAUSE = 0.1  # seconds between two questions whether there is a message; the gate answers when there is one
@@ -60,7 +60,7 @@ def join(
     host, port = address
     server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if folder is None and not loopback(host):
-        raise BadData(f"--insecure is for loopback only, and {host} is not: get certificates from the server")
+        raise BadExperiment(f"--insecure is for loopback only, and {host} is not: get certificates from the server")
     registration = device(identity).registration()
     say(f"device {identity.device}: {registration.samples:,} samples {registration.shape} in {identity.data}")
     authority = None if folder is None else folder / "ca.crt"

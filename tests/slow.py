@@ -1,0 +1,14 @@
+"""FedAvg that takes half a second for every turn, so that a run lasts while devices come and go."""
+
+import time
+
+from fedcluster.algorithms import FedAvg
+from fedcluster.learner import Learner
+from fedcluster.local import Batches
+from fedcluster.state import Message
+
+
+class Slow(FedAvg):
+    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+        time.sleep(0.5)
+        return super().train(learner, received, batches, memory)
