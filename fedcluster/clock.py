@@ -107,7 +107,8 @@ class Clock:
             steps = np.array([steps_of(self.local, self.seed, round, device) for device in cohort.tolist()])
             batch = sizes if self.local.batch == "full" else self.local.batch
             seconds += steps * batch * known.seconds_per_sample[cohort]
-        return np.ceil(np.minimum(seconds, FOREVER / 1e6) * 1000).astype(np.int64)
+        whole: Ints = np.ceil(np.minimum(seconds, FOREVER / 1e6) * 1000).astype(np.int64)
+        return whole
 
     def drop_outs(self, cycle: Cycle, starts: Ints, ends: Ints) -> Ints:
         """When a device drops out, somewhere in its work; FOREVER when it does not."""
@@ -115,7 +116,9 @@ class Clock:
             return np.full(len(starts), FOREVER)
         rng = stream(self.seed, "drop_out", cycle.round, cycle.cycle)
         out, where = rng.random((2, len(starts)))
-        return np.where(out < self.options.dropout, starts + np.floor((ends - starts) * where).astype(np.int64), FOREVER)
+        return np.where(
+            out < self.options.dropout, starts + np.floor((ends - starts) * where).astype(np.int64), FOREVER
+        )
 
 
 def busy(starts: Ints, ends: Ints) -> int:

@@ -215,8 +215,8 @@ def iid(sizes: Ints, y: Ints, classes: int, seed: int) -> Fleet:
     """Every device draws uniformly from the whole training set."""
 
     def draw(k: int) -> Ints:
-        rng = stream(seed, "samples", device=k)
-        return rng.choice(len(y), sizes[k], replace=bool(sizes[k] > len(y)), shuffle=False)
+        rng, size = stream(seed, "samples", device=k), int(sizes[k])
+        return rng.choice(len(y), size, replace=size > len(y), shuffle=False)
 
     def mix(k: int) -> Ints:
         return np.bincount(y[draw(k)], minlength=classes)

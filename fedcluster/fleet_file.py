@@ -66,7 +66,8 @@ class Known:
 
     def rows(self, order: Ints) -> "Known":
         """The same, of these devices in this order. A trace is matched by name, later."""
-        return replace(self, **{name: column[order] for name, column in self.columns().items()})
+        columns: dict[str, Any] = {name: column[order] for name, column in self.columns().items()}
+        return replace(self, **columns)
 
 
 def read(path: Path, day: str) -> tuple[Known, Table]:

@@ -57,7 +57,9 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
     groups = clusters.build(options, everyone, seed)
     if groups.left_out():
         display.say(f"{groups.left_out():,} of {len(everyone):,} devices are in no cluster, so they take no part")
-    schedule = Schedule(options, everyone, groups, seed, 1.0 if experiment.clock is None else experiment.clock.over_select)
+    schedule = Schedule(
+        options, everyone, groups, seed, 1.0 if experiment.clock is None else experiment.clock.over_select
+    )
     central = experiment.method == "centralized"
     local = pooled_budget(experiment, everyone, schedule) if central else experiment.local
     algorithm = algorithms.build(local, seed)

@@ -81,9 +81,9 @@ class Recorder:
         elapsed = time.perf_counter() - self.began
         line = {"round": state.round, **scores, **self.ledger.counts, "seconds": self.seconds, "elapsed": elapsed}
         if self.timed:
-            time = state.time
-            line |= {"simulated_seconds": time.now / 1000, "idle_seconds": time.idle / 1000}
-            line |= {"dropped": time.dropped, "late": time.late, "failed_cycles": time.failed}
+            told = state.time
+            line |= {"simulated_seconds": told.now / 1000, "idle_seconds": told.idle / 1000}
+            line |= {"dropped": told.dropped, "late": told.late, "failed_cycles": told.failed}
         self.rounds.append(line)
         self.display.round(line)
         self.seconds = 0.0

@@ -26,9 +26,7 @@ class Cycle:
 class Schedule:
     """M cycles make one round; every device is in at most one cohort a round."""
 
-    def __init__(
-        self, options: Options, fleet: Fleet, clusters: Clusters, seed: int, over_select: float = 1.0
-    ) -> None:
+    def __init__(self, options: Options, fleet: Fleet, clusters: Clusters, seed: int, over_select: float = 1.0) -> None:
         self.options = options
         self.fleet = fleet
         self.clusters = clusters

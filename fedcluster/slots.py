@@ -54,8 +54,8 @@ def timetable(trace: Availability, count: int, free_seconds: float, rng: Generat
     for start in range(0, count, 32):  # as many slots as fit into a number at a time
         bits = fits[:, start : start + 32] @ (1 << np.arange(min(32, count - start)))
         values, group = np.unique(group * 2**32 + bits, return_inverse=True)
-        part = (values[:, None] >> np.arange(min(32, count - start))) & 1
-        patterns = np.hstack([patterns[values >> 32], part.astype(bool)])
+        unpacked = (values[:, None] >> np.arange(min(32, count - start))) & 1
+        patterns = np.hstack([patterns[values >> 32], unpacked.astype(bool)])
     taken = assign(patterns, np.bincount(group))
     order = np.argsort(group[shuffled := rng.permutation(len(fits))], kind="stable")
     slots = np.append(np.arange(count), -1)

@@ -23,7 +23,8 @@ class Time:
 @dataclass(frozen=True, eq=False)
 class State:
     """The global model W_{jM+K}, what the server and the devices keep, and the position: round j and cycle K come
-    next, at what time. Only devices that have taken part and have something to keep are in `devices`, which grows in place."""
+    next, at this simulated time. Only devices that have taken part and have something to keep are in `devices`, which
+    grows in place."""
 
     model: Tensor
     server: Message = field(default_factory=dict)

@@ -32,7 +32,7 @@ EVENTS = {  # FLASH: a device is ready when it is locked, on wifi and charging
     "screen_lock": ("locked", True),
     "screen_unlock": ("locked", False),
     "wifi": ("wifi", True),
-    **{network: ("wifi", False) for network in ("unknown", "2g", "3g", "4g", "5g")},
+    **dict.fromkeys(("unknown", "2g", "3g", "4g", "5g"), ("wifi", False)),
     "battery_charged_on": ("charging", True),
     "battery_charged_off": ("charging", False),
 }
@@ -167,7 +167,7 @@ def changes(path: Path, content: bytes) -> Trace:
     def refuse(node: Any, why: str) -> BadData:
         return BadData(f"{path}, line {node.start_mark.line + 1}: {why}")
 
-    def next_in(node: Any, kind: type, what: str) -> Any:
+    def next_in(node: Any, kind: Any, what: str) -> Any:
         nonlocal seen
         if not isinstance(node, kind) or node.start_mark.index < seen:
             raise refuse(node, f"here must be {what}")
@@ -197,6 +197,8 @@ def changes(path: Path, content: bytes) -> Trace:
     period = (max((mine[-1][0] for mine in times if mine), default=0) // DAY + 1) * DAY
     rows = []
     for k, mine in enumerate(times):
+        if not mine:
+            continue
         for (now, free, line), (then, _, _) in zip(mine, [*mine[1:], (mine[0][0] + period, True, 0)], strict=True):
             if free:
                 rows.append((k, now, then, line))
@@ -255,8 +257,10 @@ def ready(messages: str, source: str) -> NDArray[np.int64]:
     try:
         moments = np.array(stamps, "datetime64[ms]").astype(np.int64)
     except ValueError:
+        moments = np.zeros(0, np.int64)
+    if len(moments) < len(lines) or any(len(stamp) != 19 for stamp in stamps):
         n = next(n for n, parts in lines if not is_moment(parts[0].strip()))
-        raise BadData(f"{source}, line {n} of its messages: the moment is not YYYY-MM-DD HH:MM:SS") from None
+        raise BadData(f"{source}, line {n} of its messages: the moment is not YYYY-MM-DD HH:MM:SS")
     state = {"locked": False, "wifi": False, "charging": False}
     began: int | None = None
     found: list[tuple[int, int]] = []
@@ -286,7 +290,7 @@ def is_moment(text: str) -> bool:
 
 
 class Plain(pickle.Unpickler):
-    """Reads numbers, texts and containers. A pickle acts only through what it can name, and here it can name nothing."""
+    """Reads numbers, texts and containers. A pickle acts only through what it names, and here it may name nothing."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module}.{name}")
@@ -306,12 +310,14 @@ def fedscale(path: Path, content: bytes) -> Trace:
     if not isinstance(found, dict) or not found:
         raise BadData(f"{path} must hold a dict of clients, as FedScale's traces do")
     rows: list[tuple[int, float, float]] = []
-    names, periods = [], []
+    names: list[str] = []
+    periods: list[int] = []
     for client, mine in found.items():
         source = f"{path}, client {str(client)[:80]}"
         if not isinstance(client, str | int) or not isinstance(mine, dict):
             raise BadData(f"{source}: here must be a dict with active, inactive and finish_time")
-        active, inactive, period = mine.get("active"), mine.get("inactive"), mine.get("finish_time")
+        active, inactive = mine.get("active"), mine.get("inactive")
+        period: Any = mine.get("finish_time")
         if not is_seconds(period) or period <= 0:
             raise BadData(f"{source}: finish_time must be a number of seconds")
         if not isinstance(active, list) or not isinstance(inactive, list) or len(active) != len(inactive):
@@ -326,9 +332,7 @@ def fedscale(path: Path, content: bytes) -> Trace:
         raise BadData(f"{path}: a client is there twice, as a number and as a text")
     device, start, end = np.array(rows).reshape(-1, 3).T
     device, start, end = device.astype(np.int64), to_ms(start), to_ms(end)
-    return Trace(
-        path, names, device, start, end, np.array(periods), lambda row: f"{path}, client {names[device[row]]}"
-    )
+    return Trace(path, names, device, start, end, np.array(periods), lambda row: f"{path}, client {names[device[row]]}")
 
 
 def is_seconds(value: Any) -> bool:

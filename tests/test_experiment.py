@@ -22,10 +22,13 @@ samples = 500
 partition = "major_class"
 rho_device = 0.5
 alpha = 0.3
+date = "2026-01-01"
 [clusters]
 method = "random"
 count = 10
 rho_cluster = 0.1
+free_seconds = 600.0
+soft = false
 order = "reshuffle"
 participation = 0.1
 [model]
