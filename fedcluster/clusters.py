@@ -21,7 +21,7 @@ from fedcluster.experiment import Clusters as Options
 from fedcluster.experiment import found
 from fedcluster.fleet import Fleet, Floats, Ints
 from fedcluster.rng import stream
-from fedcluster.slots import timetable
+from fedcluster.slots import Timetable, timetable
 
 UNSAID = -2  # of a device that a cluster file has not named yet
 Clustering = Callable[[Fleet, Generator, Options], NDArray[Any]]
@@ -111,7 +111,14 @@ def build(options: Options, fleet: Fleet, seed: int) -> Clusters:
             f"cluster {sizes.argmin()} of {count} is empty: give it a device, renumber the clusters, "
             "or lower clusters.count"
         )
-    return Clusters(assignment.astype(np.int32), count, None if second is None else second.astype(np.int32))
+    return of(given, count)
+
+
+def of(given: Ints, count: int | None = None) -> Clusters:
+    """What a clustering gave, one column or two, as clusters."""
+    columns = given.astype(np.int32)
+    first, second = (columns, None) if given.ndim == 1 else (columns[:, 0].copy(), columns[:, 1].copy())
+    return Clusters(first, int(first.max()) + 1 if count is None else count, second)
 
 
 def random(fleet: Fleet, rng: Generator, options: Options) -> Ints:
@@ -204,6 +211,10 @@ def utc_offset(fleet: Fleet) -> Floats:
 def availability(fleet: Fleet, rng: Generator, options: Options) -> Ints:
     """A slot of the day for every device, in which it is free long enough; with `soft`, two. Devices that are never
     free get none; slots in which nobody is free are left out."""
+    return without_gaps(slotted(fleet, rng, options), options.soft)
+
+
+def slotted(fleet: Fleet, rng: Generator, options: Options) -> Timetable:
     trace = fleet.known.availability
     if trace is None:
         raise BadData(
@@ -211,15 +222,18 @@ def availability(fleet: Fleet, rng: Generator, options: Options) -> Ints:
             "or take fleet.world"
         )
     found = timetable(trace, number(options), options.free_seconds, rng)
-    used = np.unique(found.slot[found.slot >= 0])
-    if not len(used):
+    if found.slot.max() < 0:
         raise BadData(f"no device is ever free for {options.free_seconds:g} s: lower clusters.free_seconds")
-    place = np.full(number(options) + 1, -1)  # the last, at -1, stays so
+    return found
+
+
+def without_gaps(found: Timetable, soft: bool) -> Ints:
+    """Slots as clusters, numbered without those that have no device."""
+    used = found.used()
+    place = np.full(found.share.shape[1] + 1, -1)  # the last, at -1, stays so
     place[used] = np.arange(len(used))
-    if not options.soft:
-        return place[found.slot]
-    second = place[found.second]
-    return np.column_stack([place[found.slot], np.where(second < 0, place[found.slot], second)])
+    first, second = place[found.slot], place[found.second]
+    return np.column_stack([first, np.where(second < 0, first, second)]) if soft else first
 
 
 def file(fleet: Fleet, rng: Generator, options: Options) -> Ints:

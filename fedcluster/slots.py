@@ -22,7 +22,7 @@ from fedcluster.availability import Availability, Ints
 from fedcluster.errors import BadExperiment
 from fedcluster.zones import DAY
 
-PIECES = 16  # corners of the cost below and above the mean
+PIECES = 100  # corners of the cost below the mean, and as many above: sizes are equal to a hundredth of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,10 @@ class Timetable:
     slot: Ints
     second: Ints
     share: NDArray[np.float32]
+
+    def used(self) -> Ints:
+        """The slots that have a device."""
+        return np.unique(self.slot[self.slot >= 0])
 
 
 def timetable(trace: Availability, count: int, free_seconds: float, rng: Generator) -> Timetable:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,9 @@ SOFT = EXPERIMENT.with_(
 
 
 @pytest.fixture(scope="module", params=["timezone", "soft slots"])
-def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[fedcluster.Experiment, Path]:
+def whole(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[fedcluster.Experiment, Path]:
     folder = tmp_path_factory.mktemp("whole") / "run"
     experiment = EXPERIMENT if request.param == "timezone" else SOFT
     fedcluster.run(experiment, folder, display=Display())
@@ -189,7 +192,7 @@ def test_metrics_tell_the_time(whole: tuple[fedcluster.Experiment, Path]) -> Non
     assert rounds[-1]["failed_cycles"] == sum(line["failed"] for line in cycles)
     assert rounds[-1]["aggregations"] == sum(line["changed"] for line in cycles)
     assert rounds[-1]["uploads"] == sum(len(line["cohort"]) for line in cycles) < rounds[-1]["downloads"]
-    for before, after in zip(cycles, cycles[1:], strict=False):
+    for before, after in pairwise(cycles):
         assert after["opened"] == before["simulated_seconds"]
         assert after["failed"] == (not after["changed"])
 

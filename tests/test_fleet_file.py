@@ -1,5 +1,6 @@
 """Fleet files: what they say of devices, what is refused in them, and clusters by time zone and by availability."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def test_a_trace_alone_names_the_fleet(tmp_path: Path) -> None:
 
 def zoned(ahead: list[float]) -> fleets.Fleet:
     fleet = fleets.build(Fleet(devices=len(ahead), samples=5), dataset(), 0)
-    return fleets.replace(fleet, known=fleet_file.Known(utc_offset=np.array(ahead)))
+    return replace(fleet, known=fleet_file.Known(utc_offset=np.array(ahead)))
 
 
 @settings(max_examples=80, deadline=None)
@@ -164,7 +165,9 @@ def test_time_zones_follow_the_night_and_know_summer_time(tmp_path: Path) -> Non
     path = tmp_path / "fleet.csv"
     path.write_text("timezone,longitude\nAmerica/New_York,0\n,139\nEurope/London,0\nAfrica/Abidjan,0\n,-1\n")
     orders = {
-        day: {tuple(clusterings.build(Clusters(method="timezone", count=5), fleet, seed).assignment) for seed in range(9)}
+        day: {
+            tuple(clusterings.build(Clusters(method="timezone", count=5), fleet, seed).assignment) for seed in range(9)
+        }
         for day in ("2026-01-15", "2026-07-15")
         for fleet in [fleets.build(Fleet(path=str(path), date=day), dataset(), 0)]
     }
@@ -182,7 +185,7 @@ def free_in(patterns: list[list[int]], count: int) -> fleets.Fleet:
     device, start, end = np.array(rows, np.int64).reshape(-1, 3).T
     trace = build(device, start, end, np.full(len(patterns), DAY))
     fleet = fleets.build(Fleet(devices=len(patterns), samples=5), dataset(), 0)
-    return fleets.replace(fleet, known=fleet_file.Known(availability=trace))
+    return replace(fleet, known=fleet_file.Known(availability=trace))
 
 
 @settings(max_examples=60, deadline=None)
