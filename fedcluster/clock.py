@@ -8,8 +8,9 @@ time. Every device begins when it is next free, and needs
 
 What is not known of a device takes no time, and without a trace it is always free. It is lost for this cycle when it
 leaves its free time before it is done, or drops out. The cycle is over when as many updates as wanted are in, when
-nobody is left to wait for, or at the deadline; with fewer than `min_updates` it fails and the model stays. All of that
-follows from (seed, round, cycle, time) before anything is trained, so that only those who come back need be trained.
+nobody is left to wait for, or at the deadline; without one, a device that is never free is not waited for. With fewer
+than `min_updates` it fails and the model stays. All of that follows from (seed, round, cycle, time) before anything is
+trained, so that only those who come back need be trained.
 """
 
 from dataclasses import dataclass, replace
@@ -60,7 +61,11 @@ class Clock:
         leaves = np.full(len(cohort), FOREVER) if trace is None else trace.free_until(cohort, starts)
         leaves = np.minimum(leaves, self.drop_outs(cycle, starts, ends))
         lost, never = leaves < ends, starts == FOREVER
-        over = self.over(ends[~lost & ~never], np.minimum(leaves, ends)[~never], cycle.wanted, opened)
+        over = opened + self.deadline
+        if (~lost & ~never).sum() >= cycle.wanted > 0:
+            over = min(over, int(np.sort(ends[~lost & ~never])[cycle.wanted - 1]))
+        elif self.options.deadline is None or not never.any():  # all are back or lost, or nobody will ever come
+            over = min(over, int(np.minimum(leaves, ends)[~never].max(initial=opened)))
 
         in_time = np.flatnonzero(~lost & ~never & (ends <= over))
         first = np.sort(in_time[np.argsort(ends[in_time], kind="stable")][: cycle.wanted])
@@ -84,16 +89,6 @@ class Clock:
             late=cohort[late],
             failed=failed,
         )
-
-    def over(self, returns: Ints, ends: Ints, wanted: int, opened: int) -> int:
-        """When the cycle is over: enough are back, or nobody is left to wait for, or the deadline."""
-        if len(returns) >= wanted > 0:
-            enough = int(np.sort(returns)[wanted - 1])
-        else:
-            enough = int(ends.max()) if len(ends) else opened
-            if self.options.deadline is not None:
-                enough = FOREVER  # the server does not know that the others will not come
-        return min(enough, opened + self.deadline)
 
     def work(self, round: int, cohort: Ints) -> Ints:
         """Milliseconds that each device of the cohort needs for its turn."""

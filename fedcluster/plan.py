@@ -1,7 +1,5 @@
 """The timetable before training: who is free when, and which slot or band they got. It needs a fleet, but no data."""
 
-import csv
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,10 @@ from scipy.sparse import coo_array
 from fedcluster import clusters
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Clusters as Options
+from fedcluster.experiment import Experiment
 from fedcluster.experiment import Fleet as FleetOptions
-from fedcluster.files import write_atomically
 from fedcluster.fleet import Fleet, Floats, Ints, described
+from fedcluster.partition import clusters_table
 from fedcluster.plots import canvas, save
 from fedcluster.rng import stream
 from fedcluster.zones import DAY
@@ -65,13 +64,14 @@ def plan(
     if soft and availability is None:
         raise BadExperiment("--soft needs --availability: only then is it known in which slots a device is free")
     trace_path = None if availability is None else str(availability)
-    known = described(options_of(FleetOptions, path=str(path), availability=trace_path, date=date), seed)
+    fleet_options: FleetOptions = options_of("fleet", path=str(path), availability=trace_path, date=date)
+    known = described(fleet_options, seed)
     trace, columns = known.availability, known.columns()
     devices = len(trace) if trace is not None else len(next(iter(columns.values())))
     sizes = known.samples if known.samples is not None else np.ones(devices, np.int64)
     fleet = Fleet(sizes, np.zeros(devices, np.int32), no_data, no_data, names=known.names, known=known)
     method = "timezone" if trace is None else "availability"
-    options = options_of(Options, method=method, count=count, soft=soft, free_seconds=free_seconds)
+    options: Options = options_of("clusters", method=method, count=count, soft=soft, free_seconds=free_seconds)
     if trace is None:
         bands = clusters.build(options, fleet, seed)
         return Plan(fleet, bands, nights(fleet, bands))
@@ -86,12 +86,9 @@ def plan(
     return Plan(fleet, groups, free / members[:, None], hours, fit / members)
 
 
-def options_of(section: Any, **keys: Any) -> Any:
+def options_of(section: str, **keys: Any) -> Any:
     """Options from the command line, refused in words as those of an experiment are."""
-    from fedcluster.experiment import Experiment
-
-    name = "fleet" if section is FleetOptions else "clusters"
-    return getattr(Experiment(**{name: keys}), name)
+    return getattr(Experiment(**{section: keys}), section)
 
 
 def no_data(k: int) -> Ints:
@@ -121,15 +118,9 @@ def nights(fleet: Fleet, groups: clusters.Clusters) -> Floats:
 def write(found: Plan, out: Path) -> list[Path]:
     """clusters.csv (taken back by clusters.method = "file") and the picture."""
     out.mkdir(parents=True, exist_ok=True)
-    groups, names = found.clusters, found.fleet.names
-    columns = [groups.assignment] if groups.second is None else [groups.assignment, groups.second]
-    words = np.array([*map(str, range(groups.count)), "none"])  # the last, at -1, is none
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["device", "cluster", "second"][: len(columns) + 1])
-    devices = range(len(groups.assignment)) if names is None else names.tolist()
-    writer.writerows(zip(devices, *(words[column].tolist() for column in columns), strict=True))
-    write_atomically(out / "clusters.csv", text.getvalue())
+    names = found.fleet.names
+    devices = list(range(len(found.fleet))) if names is None else names.tolist()
+    clusters_table(out / "clusters.csv", found.clusters, devices)
     picture(found, out / "plan.png")
     return [out / "clusters.csv", out / "plan.png"]
 

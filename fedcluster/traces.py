@@ -129,6 +129,16 @@ def refuse_first(table: Table, wrong: NDArray[np.bool_], why: str) -> None:
         table.refuse(int(rows[0]), why)
 
 
+def repeated(names: list[str]) -> int | None:
+    """The place of the first name that was there before."""
+    seen: set[str] = set()
+    for i, name in enumerate(names):
+        if name in seen:
+            return i
+        seen.add(name)
+    return None
+
+
 def since_midnight(start: Ints, end: Ints) -> tuple[Ints, Ints]:
     """Moments, counted from the midnight before the first of them."""
     midnight = int(start.min()) // DAY * DAY if len(start) else 0
@@ -191,8 +201,8 @@ def changes(path: Path, content: bytes) -> Trace:
                 raise refuse(change, f"{text} s is not after the change before it")
             mine.append((now, state.lower() in FREE, change.start_mark.line + 1))
         times.append(mine)
-    if len(set(names)) < len(names):
-        twice = next(i for i, name in enumerate(names) if name in names[:i])
+    twice = repeated(names)
+    if twice is not None:
         raise refuse(tree.value[twice][0], f"device {names[twice]} is there twice")
     period = (max((mine[-1][0] for mine in times if mine), default=0) // DAY + 1) * DAY
     rows = []
@@ -216,14 +226,12 @@ def flash(path: Path, content: bytes) -> Trace:
         guid, messages = record.get("guid"), record.get("messages")
         if not isinstance(guid, str | int) or not isinstance(messages, str):
             raise BadData(f"{path}: record {len(names) + 1} needs a guid and a text of messages")
-        if str(guid) in names[-1:]:
-            raise BadData(f"{path}: device {guid} is there twice")
         names.append(str(guid))
         spans.append(ready(messages, f"{path}, device {guid}"))
         device += [len(names) - 1] * len(spans[-1])
-    if len(set(names)) < len(names):
-        twice = next(name for i, name in enumerate(sorted(names)) if sorted(names)[i + 1] == name)
-        raise BadData(f"{path}: device {twice} is there twice")
+    twice = repeated(names)
+    if twice is not None:
+        raise BadData(f"{path}: device {names[twice]} is there twice")
     span = np.concatenate(spans) if spans else np.zeros((0, 2), np.int64)
     start, end = since_midnight(span[:, 0], span[:, 1])
     where = lambda row: f"{path}, device {names[device[row]]}"  # noqa: E731
@@ -328,7 +336,7 @@ def fedscale(path: Path, content: bytes) -> Trace:
         names.append(str(client))
         periods.append(max(1, round(period * 1000)))
         rows += [(k, a, b if b > a else b + period) for a, b in zip(active, inactive, strict=True) if a != b]
-    if len(set(names)) < len(names):
+    if repeated(names) is not None:
         raise BadData(f"{path}: a client is there twice, as a number and as a text")
     device, start, end = np.array(rows).reshape(-1, 3).T
     device, start, end = device.astype(np.int64), to_ms(start), to_ms(end)
