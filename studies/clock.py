@@ -120,7 +120,7 @@ def table(found: dict[Any, list[Line] | Diverged], best: dict[str, float]) -> st
 
 
 def picture(found: dict[Any, list[Line] | Diverged], path: Path) -> None:
-    figure, axes = canvas(len(DROPOUTS), 11, 4)
+    figure, axes = canvas(len(DROPOUTS), 11, 4.5)
     for ax, dropout in zip(axes, DROPOUTS, strict=True):
         for method, colour in zip(METHODS, COLOURS, strict=True):
             for seed in SEEDS:
@@ -132,7 +132,7 @@ def picture(found: dict[Any, list[Line] | Diverged], path: Path) -> None:
         ax.axhline(100 * TARGET, color="#5A5A5A", lw=1, ls="--")
         ax.set(xscale="log", xlabel="simulated hours", title=f"drop-out {dropout:.0%}", ylabel="test accuracy (%)")
         ax.grid(alpha=0.25)
-    axes[0].legend(frameon=False, fontsize=8, loc="lower right")
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside lower center", ncols=4)
     save(figure, path)
 
 
