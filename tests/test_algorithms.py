@@ -123,14 +123,9 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def plain(keys: dict[str, Any]) -> dict[str, Any]:
-    """Without addresses, which differ from one worker of the tests to the next."""
-    return {key: getattr(value, "__name__", value) for key, value in keys.items()}
-
-
 @pytest.mark.parametrize("clusters", [CLUSTERS, ALL], ids=["M=3", "M=1"])
 @pytest.mark.parametrize("batch", [6, "full"])
-@pytest.mark.parametrize(("algorithm", "local"), ROWS, ids=[f"{name} {plain(local)}" for name, local in ROWS])
+@pytest.mark.parametrize(("algorithm", "local"), ROWS, ids=[f"{name} {local}" for name, local in ROWS])
 def test_agrees_with_numpy(
     algorithm: str, local: dict[str, Any], batch: Any, clusters: list[list[int]], tmp_path: Path
 ) -> None:
