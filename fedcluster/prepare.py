@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedcluster import algorithms, clusters, fleet, models, sources
+from fedcluster import clock as clocks
 from fedcluster.dataset import Dataset
 from fedcluster.display import Display
 from fedcluster.errors import BadData, BadExperiment
@@ -16,6 +17,7 @@ from fedcluster.evaluate import Evaluator
 from fedcluster.executor import Executor, InProcess
 from fedcluster.experiment import Experiment, Local
 from fedcluster.learner import Learner
+from fedcluster.ledger import size
 from fedcluster.ranks import Ranks, among_ranks
 from fedcluster.schedule import Cycle, Schedule
 from fedcluster.stacked import Stacked, faster, stackable
@@ -36,6 +38,7 @@ class Setup:
     algorithm: algorithms.FedAvg
     optimizer: algorithms.ServerOptimizer | None
     executor: Executor
+    clock: clocks.Clock | None
     evaluate: Evaluator
     start: State
     new: Message  # what a device keeps that has not taken part
@@ -52,7 +55,11 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
             f"{dataset.name}: a class is smaller than a device's share of it, so devices hold samples more than once"
         )
     groups = clusters.build(options, everyone, seed)
-    schedule = Schedule(options, everyone, groups, seed)
+    if groups.left_out():
+        display.say(f"{groups.left_out():,} of {len(everyone):,} devices are in no cluster, so they take no part")
+    schedule = Schedule(
+        options, everyone, groups, seed, 1.0 if experiment.clock is None else experiment.clock.over_select
+    )
     central = experiment.method == "centralized"
     local = pooled_budget(experiment, everyone, schedule) if central else experiment.local
     algorithm = algorithms.build(local, seed)
@@ -68,6 +75,12 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
         schedule = Schedule(options, everyone, groups, seed)
         devices = 0  # the data are in one place: nothing travels
     optimizer = None if central else algorithms.optimizer(experiment.server)
+    start = algorithms.first_state(algorithm, optimizer, learner.w.clone(), learner.size)
+    clock = None
+    if experiment.clock is not None and not central:
+        clocks.check(experiment.clock, schedule)
+        down, up = (sum(map(size, messages)) for messages in algorithms.messages(algorithm, start))
+        clock = clocks.Clock(experiment.clock, everyone, local, seed, down, up)
     return Setup(
         experiment=experiment,
         dataset=dataset,
@@ -78,8 +91,9 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
         algorithm=algorithm,
         optimizer=optimizer,
         executor=InProcess(algorithm, learner, dataset, everyone, local, seed),
+        clock=clock,
         evaluate=evaluate,
-        start=algorithms.first_state(algorithm, optimizer, learner.w.clone(), learner.size),
+        start=start,
         new=algorithm.device_memory(learner.w, learner.size),
         devices=devices,
     )

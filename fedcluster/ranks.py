@@ -8,6 +8,7 @@ restart (--max-restarts), starts all again: rank 0 goes on from the checkpoint a
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 
 import torch
 from torch import distributed
@@ -15,7 +16,7 @@ from torch import distributed
 from fedcluster.accept import ELSEWHERE, Update
 from fedcluster.executor import InProcess, Memory
 from fedcluster.schedule import Cycle
-from fedcluster.state import Message, State
+from fedcluster.state import Message, State, Time
 
 
 class Ranks:
@@ -77,15 +78,16 @@ def agree(state: State, new: Message) -> State:
     """Everybody goes on from where rank 0 is. `new` is what a device that has not taken part keeps."""
     if not distributed.is_initialized():
         return state
-    position = torch.tensor([state.round, state.cycle, len(state.devices)], device=state.model.device)
+    where = [state.round, state.cycle, len(state.devices), *astuple(state.time)]
+    position = torch.tensor(where, dtype=torch.int64, device=state.model.device)
     distributed.broadcast(position, 0)
-    round, cycle, count = position.tolist()
+    round, cycle, count, *time = position.tolist()
     known = torch.tensor(sorted(state.devices) or [0] * count, dtype=torch.int64, device=state.model.device)
     if count:
         distributed.broadcast(known, 0)
     memory = {device: hand_round(state.devices.get(device, new), 0) for device in known.tolist()}
     kept = hand_round({"model": state.model} | state.server, 0)
-    return State(kept.pop("model"), kept, memory, round, cycle)
+    return State(kept.pop("model"), kept, memory, round, cycle, Time(*time))
 
 
 def hand_round(message: Message, source: int) -> Message:
