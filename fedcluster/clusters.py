@@ -6,7 +6,7 @@ A clustering is a plain function `(fleet, rng, options) -> assignment`, the clus
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from fedcluster import anticluster
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Clusters as Options
 from fedcluster.experiment import found
@@ -41,8 +42,9 @@ class Clusters:
         return np.bincount(self.assignment, weights=fleet.weights, minlength=self.count)
 
 
-def build(options: Options, fleet: Fleet, seed: int) -> Clusters:
-    """The clusters that the experiment describes, checked."""
+def build(options: Options, fleet: Fleet, seed: int, features: Floats | None = None) -> Clusters:
+    """The clusters that the experiment describes, checked. `balanced` and `similar` go by the devices' features, one
+    row each; left out, by their label shares."""
     if options.count is not None and options.count > len(fleet):
         raise BadExperiment(
             f"clusters.count = {options.count} is more than the fleet's {len(fleet)} devices: take fewer clusters"
@@ -53,6 +55,10 @@ def build(options: Options, fleet: Fleet, seed: int) -> Clusters:
             clustering = random
         case "major_class":
             clustering = major_class
+        case "balanced":
+            clustering = partial(anticluster.balanced, features=features)
+        case "similar":
+            clustering = partial(anticluster.similar, features=features)
         case "file":
             clustering = file
         case str() as name:

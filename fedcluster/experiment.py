@@ -20,7 +20,7 @@ from fedcluster.errors import BadData, BadExperiment
 
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
 PARTITIONS = ("major_class", "dirichlet", "iid", "natural")
-CLUSTERINGS = ("random", "major_class", "file")
+CLUSTERINGS = ("random", "major_class", "balanced", "similar", "file")
 MODELS = ("alexnet", "cnn", "mlp", "logistic")
 ALGORITHMS = (
     "fedavg",
@@ -90,6 +90,7 @@ class Clusters(Section):
     method: Annotated[str | Callable[..., Any], one_of(*CLUSTERINGS)] = "random"
     count: Count | None = None
     rho_cluster: Share = 0.1
+    features: Literal["labels", "gradients"] = "labels"
     path: str | None = None
     order: Literal["cyclic", "reshuffle"] = "reshuffle"
     participation: Annotated[float, Field(gt=0, le=1)] = 0.1
