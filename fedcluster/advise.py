@@ -16,7 +16,7 @@ from typing import Any
 from fedcluster import clusters as clusterings
 from fedcluster import heterogeneity
 from fedcluster.analyze import cohort_sizes, largest_square
-from fedcluster.comparison import TUNING_SEEDS, Job, run_all
+from fedcluster.comparison import TUNING_SEEDS, Job, Progress, run_all
 from fedcluster.display import Display
 from fedcluster.errors import BadExperiment, Diverged
 from fedcluster.experiment import Clusters as Options
@@ -81,14 +81,9 @@ class Advice:
 
 
 def advise(
-    experiment: Experiment,
-    pilot: bool = False,
-    out: Path | None = None,
-    workers: int = 1,
-    display: Display | None = None,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    experiment: Experiment, display: Display | None = None, pilot: Callable[[list[int]], list[Pilot]] | None = None
 ) -> Advice:
-    """Survey the fleet once, at W_0, and weigh every M against it. Pilots run in the folder `out`."""
+    """Survey the fleet once, at W_0, and weigh every M against it; `pilot` tries the best by running them."""
     display = display or Display()
     if experiment.clusters.method == "file":
         raise BadExperiment('clusters.method = "file" has chosen M already: to be advised, use random or balanced')
@@ -106,7 +101,7 @@ def advise(
     if not choices:
         raise BadExperiment(f"no number of clusters is possible here; the last: {remarks[-1]}")
     ranked = sorted(choices, key=lambda choice: choice.cohort_height)
-    pilots = run_pilots(experiment, [c.M for c in ranked[:BEST]], out, workers, progress) if pilot and out else []
+    pilots = pilot([choice.M for choice in ranked[:BEST]]) if pilot else []
     take = min(pilots, key=lambda p: p.loss).M if pilots else ranked[0].M
     others = [
         weigh(name, experiment.clusters.model_copy(update={"count": take, **keys}))
@@ -163,9 +158,7 @@ def candidates(devices: int, participation: float) -> list[int]:
     return values
 
 
-def run_pilots(
-    experiment: Experiment, counts: list[int], out: Path, workers: int, progress: Callable[[str, int, int], None]
-) -> list[Pilot]:
+def run_pilots(experiment: Experiment, counts: list[int], out: Path, workers: int, progress: Progress) -> list[Pilot]:
     """Short real runs at each M, at the best of three rates: mean training loss over the seeds kept for tuning."""
     rounds = min(PILOT_ROUNDS, experiment.rounds)
     usual = experiment.clusters.count or 1
@@ -219,8 +212,8 @@ def verdict(advice: Advice, participation: float) -> list[str]:
     plain = next(choice for choice in advice.others if choice.name == "random")
     better = min(advice.others, key=lambda choice: choice.H_cluster)
     said.append(
-        f"At M = {advice.take}, clusters that are {better.name}, have H_cluster {better.H_cluster:.3g}; random ones have "
-        f"{plain.H_cluster:.3g}"
+        f"At M = {advice.take}, clusters that are {better.name}, have H_cluster {better.H_cluster:.3g}; "
+        f"random ones have {plain.H_cluster:.3g}"
         + (f", and cohorts add {better.sampling:.3g} to either." if better.sampling > better.H_cluster else ".")
     )
     return said

@@ -101,6 +101,7 @@ def measure(name: str, w: Tensor, setup: Setup, learner: Learner, display: Displ
     parts = setup.dataset, setup.fleet, experiment.local, experiment.seed, display
     found = survey(learner, w, *parts, clusters, f"gradients at {name}")
     cut, errors = estimated(found.sketches, found.copies, weights, clusters)
+    cohorts = cohort_sizes(experiment.clusters.participation, clusters)
     # exactly, from norms alone: sum p_k ||g_k||^2 - ||g||^2
     device = max(0.0, float(weights @ found.norms) - found.gradient)
     between, error = (found.between, 0.0) if found.between is not None else (cut.cluster, errors["cluster"].error)
@@ -114,7 +115,7 @@ def measure(name: str, w: Tensor, setup: Setup, learner: Learner, display: Displ
         error=error,
         sketched=cut.cluster,
         sketched_error=errors["cluster"].error,
-        sampling=heterogeneity.sampling_term(cut.by_cluster, clusters, cohort_sizes(setup, clusters)),
+        sampling=heterogeneity.sampling_term(cut.by_cluster, clusters, cohorts),
         s2_mean=float(weights @ found.variances),
         s2_most=float(found.variances.max()),
         V=heterogeneity.variance_term(found.variances, weights, clusters),
@@ -129,10 +130,10 @@ def largest_square(found: Survey) -> float:
     return float((found.norms + found.variances).max())
 
 
-def cohort_sizes(setup: Setup, clusters: Clusters) -> Floats:
-    """c_K by cluster."""
+def cohort_sizes(participation: float, clusters: Clusters) -> Floats:
+    """c_K by cluster, as the schedule has it."""
     sizes = np.bincount(clusters.assignment, minlength=clusters.count)
-    return np.maximum(1, np.floor(setup.experiment.clusters.participation * sizes + 0.5))
+    return np.asarray(np.maximum(1, np.floor(participation * sizes + 0.5)))
 
 
 def models_at(path: Path, setup: Setup, learner: Learner) -> list[tuple[str, Tensor]]:
@@ -297,17 +298,17 @@ def picture(analysis: Analysis, path: Path) -> None:
     within, between = ([getattr(p, key) for p in analysis.points] for key in ("H_within", "H_cluster"))
     left.bar(names, between, 0.55, color="#0072B2", label="between clusters: H_cluster")
     left.bar(names, within, 0.55, bottom=between, color="#BFD9EA", label="within clusters")
-    left.set(title="H_device and its parts", ylabel="squared distance of gradients")
+    left.set(title="H_device and its parts", ylabel="squared distance of gradients", xlim=(-0.6, len(names) - 0.4))
     left.tick_params(axis="x", labelrotation=20 if len(names) > 2 else 0)
     left.legend(frameon=False)
     bounds = [analysis.one] if analysis.clustered.M == 1 else [analysis.one, analysis.clustered]
     labels, bottom = [f"M = {bound.M}" for bound in bounds], [0.0] * len(bounds)
-    for name, colour, term in (
-        ("2 (f(W_0) - inf f)", "#5A5A5A", lambda c: 2 * c.gap),
-        ("4 L H_cluster", "#0072B2", lambda c: 4 * c.L * c.H),
-        ("4 L V (batches)", "#E69F00", lambda c: 4 * c.L * c.V),
+    for name, colour, terms in (
+        ("2 (f(W_0) - inf f)", "#5A5A5A", [2 * b.constants.gap for b in bounds]),
+        ("4 L H_cluster", "#0072B2", [4 * b.constants.L * b.constants.H for b in bounds]),
+        ("4 L V (batches)", "#E69F00", [4 * b.constants.L * b.constants.V for b in bounds]),
     ):
-        heights = [term(bound.constants) / math.sqrt(bound.M) for bound in bounds]
+        heights = [term / math.sqrt(bound.M) for term, bound in zip(terms, bounds, strict=True)]
         right.bar(labels, heights, 0.45, bottom=bottom, color=colour, label=name)
         bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
     right.set(title="the bound's C / sqrt(M), and what it consists of", xlim=(-0.6, len(bounds) - 0.4))

@@ -11,6 +11,8 @@ a in A and b in B does to J needs nothing but the two clusters' sums:
     s_A - u_a + u_b,  q_A - p_a + p_b;      s_B + u_a - u_b,  q_B + p_a - p_b
 """
 
+import math
+
 import numpy as np
 from numpy.random import Generator
 from scipy.optimize import linear_sum_assignment
@@ -46,7 +48,7 @@ def contributions(fleet: Fleet, features: Floats | None) -> Floats:
 def label_shares(fleet: Fleet) -> Floats:
     """The share of each class in each device's samples."""
     counts = np.stack([fleet.mix(k) for k in range(len(fleet))]).astype(np.float64)
-    return counts / counts.sum(axis=1, keepdims=True)
+    return np.asarray(counts / counts.sum(axis=1, keepdims=True))
 
 
 def objective(assignment: Ints, u: Floats, p: Floats, count: int) -> float:
@@ -117,7 +119,7 @@ def improve(start: Ints, u: Floats, p: Floats, count: int, rng: Generator, sign:
     ends = np.cumsum(np.bincount(assignment, minlength=count))
     begins = ends - np.bincount(assignment, minlength=count)
     pairs = count // 2
-    some = min(TRIES, -((-len(u) // count) ** 2))  # small clusters have fewer pairs of devices than that
+    some = min(TRIES, math.ceil(len(u) / count) ** 2)  # small clusters have fewer pairs of devices than that
     tries = int(np.clip(NUMBERS // (pairs * u.shape[1]), 1, some))
     idle = 0
     for _ in range(PATIENCE + TURNS * len(u) // (pairs * tries)):

@@ -239,10 +239,14 @@ def advise(
         from fedcluster.folder import fresh
         from fedcluster.workers import cores
 
-        out = out or fresh(f"advise-{experiment.stem}")
-        with stages() as progress:
-            found = advisor.advise(described, pilot, out, cores(), Spoken(), progress)
-        files = advisor.write(found, described.clusters.participation, out)
+        folder = out or fresh(f"advise-{experiment.stem}")
+
+        def run_pilots(counts: list[int]) -> list[advisor.Pilot]:
+            with stages() as progress:
+                return advisor.run_pilots(described, counts, folder, cores(), progress)
+
+        found = advisor.advise(described, Spoken(), run_pilots if pilot else None)
+        files = advisor.write(found, described.clusters.participation, folder)
         for sentence in [*found.remarks, *advisor.verdict(found, described.clusters.participation)]:
             typer.echo(sentence)
         show(ruled(*advisor.table(found.choices, f"{described.clusters.method} clusters")))

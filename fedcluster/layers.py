@@ -59,7 +59,9 @@ class Normalise(torch.autograd.Function):
     @staticmethod
     def powers(x: Tensor, band: Tensor) -> tuple[Tensor, Tensor]:
         """s^-0.5 and s^-0.75, without the slow power."""
-        root = torch.addmm(torch.ones((), device=x.device), x * x, band, alpha=ALPHA / (2 * RADIUS + 1)).rsqrt()
+        root = torch.addmm(
+            torch.ones((), dtype=x.dtype, device=x.device), x * x, band, alpha=ALPHA / (2 * RADIUS + 1)
+        ).rsqrt()
         return root, root * root.sqrt()
 
     @staticmethod

@@ -47,7 +47,7 @@ class Sketch:
         for total, places in zip(totals, self.places, strict=True):
             total.index_add_(0, places, gradient.cpu())
         signed = totals[:, : self.width] - totals[:, self.width :]
-        return signed.reshape(-1) / self.copies**0.5
+        return signed.reshape(-1).div_(self.copies**0.5)
 
 
 @dataclass(frozen=True)
@@ -68,4 +68,5 @@ def estimated(sketches: Floats, copies: int, weights: Floats, clusters: Clusters
         error = values.std(ddof=1) / copies**0.5 if copies > 1 else 0.0
         errors[name] = Estimate(float(values.mean()), float(error))
     by_cluster = np.mean([one.by_cluster for one in found], axis=0)
-    return Split(*(errors[name].value for name in ("device", "within", "cluster")), by_cluster), errors
+    whole = Split(errors["device"].value, errors["within"].value, errors["cluster"].value, by_cluster)
+    return whole, errors

@@ -74,9 +74,8 @@ def survey(
             sums[clusters.assignment[k]].add_(gradient.cpu(), alpha=float(weights[k]))
         if local.batch != "full":
             rows = sample_rows(batches.rows, most, seed, k)
-            variances[k] = (
-                mean_square_deviation(single, batches, rows, learner.named(gradient, partial=True)) / local.batch
-            )
+            mean = learner.named(gradient, partial=True)
+            variances[k] = mean_square_deviation(single, batches, rows, mean) / local.batch
     between = None
     if clusters is not None and exact:
         shares = clusters.weights(fleet)
