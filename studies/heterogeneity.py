@@ -17,7 +17,7 @@ import csv
 import json
 import math
 import time
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -91,7 +91,7 @@ def run(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, list[float]]:
 
 
 def heterogeneity(cell: Cell, seed: int, quick: bool, runs: Path, display: Display) -> dict[str, list[float]]:
-    """H_cluster at W_0 of every clustering, its standard error and H_device: one pass over the fleet, kept in a file."""
+    """H_cluster at W_0 of every clustering, its standard error, and H_device: one pass over the fleet, kept."""
     kept = runs / f"{cell[0]}-rho{cell[1]}-seed{seed}-heterogeneity.json"
     if kept.exists():
         found: dict[str, list[float]] = json.loads(kept.read_text())
@@ -113,7 +113,7 @@ def heterogeneity(cell: Cell, seed: int, quick: bool, runs: Path, display: Displ
 
 def rounds_to(losses: list[float], target: float) -> float:
     """When the training loss first comes down to the target, interpolated between rounds."""
-    for done, (before, after) in enumerate(zip(losses[:-1], losses[1:], strict=True)):
+    for done, (before, after) in enumerate(pairwise(losses)):
         if after <= target:
             return done + (before - target) / (before - after) if before > target else float(done)
     return math.inf
@@ -222,7 +222,9 @@ def picture(rows: list[Row], path: Path) -> None:
         ax.grid(alpha=0.25)
     axes[0].set_ylabel("rounds to the target loss")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=9)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=6 if len(cells) > 2 else 3, frameon=False, fontsize=9
+    )
     save(figure, path)
 
 
