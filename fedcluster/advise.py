@@ -87,7 +87,8 @@ def advise(
     display = display or Display()
     if experiment.clusters.method == "file":
         raise BadExperiment('clusters.method = "file" has chosen M already: to be advised, use random or balanced')
-    setup = prepare(experiment.with_(method="fedcluster"), display)
+    everybody = {"method": "fedcluster", "clusters.method": "random", "clusters.count": 1}
+    setup = prepare(experiment.with_(**everybody), display)
     learner, w = Learner(setup.learner.module), setup.start.model
     parts = setup.dataset, setup.fleet, experiment.local, experiment.seed, display
     found = survey(learner, w, *parts)
@@ -196,8 +197,7 @@ def verdict(advice: Advice, participation: float) -> list[str]:
         )
     else:
         said.append(f"C / sqrt(M) is least at M = {best.M}.")
-    if best.M == last.M:
-        said.append(f"That is the most that participation = {participation:g} allows with a device in every cohort.")
+    said.append(f"Participation = {participation:g} allows up to M = {last.M}, with a device in every cohort.")
     if advice.pilots:
         order = sorted(advice.pilots, key=lambda pilot: pilot.loss)
         results = ", ".join(f"M = {p.M}: {p.loss:.4f} at rate {p.lr:g}" for p in order)

@@ -80,7 +80,7 @@ def analyze(
     lowest = min([lowest, *(point.loss for point in points)])
     names = [name for name in Point.__dataclass_fields__ if name not in ("name", "loss")]
     most = Point("largest seen", points[0].loss, **{key: max(getattr(p, key) for p in points) for key in names})
-    epsilon = epsilon or points[0].gradient / 10
+    epsilon = epsilon or max(points[0].gradient / 10, 1e-12)
     T, E, M = experiment.rounds, experiment.local.mean_steps, setup.clusters.count
     # cross-entropy is never below 0: with inf f = 0 the bound does not understate the way to go
     clustered = Constants(gap=points[0].loss, L=most.L, H=most.H_cluster, V=most.V, G2=most.G2)
@@ -211,13 +211,14 @@ def points_table(analysis: Analysis) -> tuple[list[str], list[list[str]]]:
     for point in [*analysis.points, *([analysis.most] if len(analysis.points) > 1 else [])]:
         last = point is analysis.most
         apart = f" ± {point.error:.1g}" if point.error else ""
-        values = [point.gradient, point.H_device, point.H_within]
+        values = [point.gradient, point.H_device]
         rest = [point.s2_mean, point.V, point.G2, point.L]
         rows.append(
             [
                 point.name,
                 "" if last else f"{point.loss:.4f}",
                 *(f"{value:.4g}" for value in values),
+                "" if last else f"{point.H_within:.4g}",  # the largest ones need not be of one model, nor add up
                 f"{point.H_cluster:.4g}{apart}",
                 *(f"{value:.4g}" for value in rest),
             ]

@@ -37,7 +37,7 @@ def smoothness(
     learner.load(w)
     learner.module.eval()
     found = []
-    for number in display.track(range(len(everyone)), "smoothness", "of f and some f_k"):
+    for number in display.track(range(len(everyone)), "smoothness", "losses"):
         parts = list(Batches(dataset, everyone[number], local, seed, (0, 0, 0)).whole())
         start = torch.from_numpy(stream(seed, "curvature", cycle=number).standard_normal(learner.size, np.float32))
         found.append(largest_curvature(hessian_product(learner, w, parts), start.to(w.device)))
