@@ -29,7 +29,9 @@ def test_analyze_says_what_fails_first_and_adds_up(here: Here, write_experiment:
         assert word in text
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"analysis.json", "analysis.png"}
     report = json.loads((tmp_path / "out" / "analysis.json").read_text())
-    assert [point["name"] for point in report["points"]] == ["start", "run, round 3"]
+    names = [point["name"] for point in report["points"]]  # on a slow machine with checkpoints in between
+    assert (names[0], names[-1]) == ("start", "run, round 3")
+    assert len(set(names)) == len(names)
     for point in report["points"]:
         assert point["H_within"] + point["H_cluster"] == pytest.approx(point["H_device"])
         assert 0 < point["H_cluster"] < point["H_device"]
@@ -49,7 +51,7 @@ def test_models_are_found_in_folders_checkpoints_and_files(here: Here, write_exp
     assert here("run", write_experiment(), "--out", "run")[0] == 0
     setup = prepare(load(write_experiment()), Display())
     newest = max((tmp_path / "run" / "checkpoint").glob("*.json"))
-    (_, folder), *_ = analyze.models_at(tmp_path / "run", setup, setup.learner)
+    *_, (_, folder) = analyze.models_at(tmp_path / "run", setup, setup.learner)
     (name, stored), *_ = analyze.models_at(newest, setup, setup.learner)
     (_, tensors), *_ = analyze.models_at(newest.with_suffix(".safetensors"), setup, setup.learner)
     (_, file), *_ = analyze.models_at(tmp_path / "run" / "model.safetensors", setup, setup.learner)
