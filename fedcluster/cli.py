@@ -181,12 +181,11 @@ def partition(experiment: ExperimentFile, o: Overrides = None, out: Out = None) 
 
         described = load(experiment, o)
         from fedcluster import partition as portraits
-        from fedcluster.display import console
+        from fedcluster.display import Spoken
         from fedcluster.folder import fresh
 
-        with console.status("drawing the fleet"):
-            portrait = portraits.portray(described, lambda text: typer.echo(text, err=True))
-            files = portraits.write(portrait, out or fresh(f"partition-{experiment.stem}"))
+        portrait = portraits.portray(described, Spoken())
+        files = portraits.write(portrait, out or fresh(f"partition-{experiment.stem}"))
         show(devices_table(portrait))
         show(clusters_table(portrait))
         typer.echo("written: " + ", ".join(str(file) for file in files))
@@ -257,6 +256,74 @@ def plan(
             )
             if found.clusters.count < count:
                 typer.echo(f"in {count - found.clusters.count} of {count} slots nobody is free: they have no cluster")
+        typer.echo("written: " + ", ".join(str(file) for file in files))
+
+
+@app.command()
+def analyze(
+    experiment: ExperimentFile,
+    o: Overrides = None,
+    at: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="CHECKPOINT", help="Also at this model: a run's folder, a checkpoint or a model file."),
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Squared gradient norm to come down to. Default: a tenth of the start's.", show_default=False
+        ),
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Measure heterogeneity and the theorem's other constants, and what they promise."""
+    with plainly():
+        from fedcluster.experiment import load
+
+        described = load(experiment, o)
+        if epsilon is not None and not epsilon > 0:
+            raise typer.BadParameter("--epsilon must be above 0")
+        from fedcluster import analyze as analyses
+        from fedcluster.display import Spoken
+        from fedcluster.folder import fresh
+
+        found = analyses.analyze(described, at, epsilon, Spoken())
+        files = analyses.write(found, out or fresh(f"analyze-{experiment.stem}"))
+        for sentence in [*analyses.headline(found), *found.remarks]:
+            typer.echo(sentence)
+        show(ruled(*analyses.points_table(found)))
+        show(ruled(*analyses.bounds_table(found)))
+        typer.echo("written: " + ", ".join(str(file) for file in files))
+
+
+@app.command()
+def advise(
+    experiment: ExperimentFile,
+    o: Overrides = None,
+    pilot: Annotated[bool, typer.Option("--pilot", help="Check the advice by short runs at the three best M.")] = False,
+    out: Out = None,
+) -> None:
+    """Say how many clusters to take, and which."""
+    with plainly():
+        from fedcluster.experiment import load
+
+        described = load(experiment, o)
+        from fedcluster import advise as advisor
+        from fedcluster.display import Spoken
+        from fedcluster.folder import fresh
+        from fedcluster.workers import cores
+
+        folder = out or fresh(f"advise-{experiment.stem}")
+
+        def run_pilots(counts: list[int]) -> list[advisor.Pilot]:
+            with stages() as progress:
+                return advisor.run_pilots(described, counts, folder, cores(), progress)
+
+        found = advisor.advise(described, Spoken(), run_pilots if pilot else None)
+        files = advisor.write(found, described.clusters.participation, folder)
+        for sentence in [*found.remarks, *advisor.verdict(found, described.clusters.participation)]:
+            typer.echo(sentence)
+        show(ruled(*advisor.table(found.choices, f"{described.clusters.method} clusters")))
+        show(ruled(*advisor.table(found.others, f"at M = {found.take}")))
         typer.echo("written: " + ", ".join(str(file) for file in files))
 
 

@@ -7,7 +7,7 @@ that takes no part. Two columns say that a device sits in two clusters, one of w
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from fedcluster import anticluster
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Clusters as Options
 from fedcluster.experiment import found
@@ -67,8 +68,9 @@ class Clusters:
         return np.bincount(self.assignment + 1, weights=fleet.weights, minlength=self.count + 1)[1:]
 
 
-def build(options: Options, fleet: Fleet, seed: int, round: int = 0) -> Clusters:
-    """The clusters that the experiment describes, checked. Only "redrawn" ones depend on the round."""
+def build(options: Options, fleet: Fleet, seed: int, features: Floats | None = None, round: int = 0) -> Clusters:
+    """The clusters that the experiment describes, checked. `balanced` and `similar` go by the devices' features, one
+    row each; left out, by their label shares. Only "redrawn" ones depend on the round."""
     if options.count is not None and options.count > len(fleet):
         raise BadExperiment(
             f"clusters.count = {options.count} is more than the fleet's {len(fleet)} devices: take fewer clusters"
@@ -83,6 +85,10 @@ def build(options: Options, fleet: Fleet, seed: int, round: int = 0) -> Clusters
             clustering = timezone
         case "availability":
             clustering = availability
+        case "balanced":
+            clustering = partial(anticluster.balanced, features=features)
+        case "similar":
+            clustering = partial(anticluster.similar, features=features)
         case "file":
             clustering = file
         case str() as name:

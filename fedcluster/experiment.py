@@ -21,7 +21,16 @@ from fedcluster.errors import BadData, BadExperiment
 
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
 PARTITIONS = ("major_class", "dirichlet", "iid", "natural")
-CLUSTERINGS = ("random", "redrawn", "major_class", "timezone", "availability", "file")
+CLUSTERINGS = (
+    "random",
+    "redrawn",
+    "major_class",
+    "balanced",
+    "similar",
+    "timezone",
+    "availability",
+    "file",
+)
 MODELS = ("alexnet", "cnn", "mlp", "logistic")
 ALGORITHMS = (
     "fedavg",
@@ -111,6 +120,7 @@ class Clusters(Section):
     method: Annotated[str | Callable[..., Any], one_of(*CLUSTERINGS)] = "random"
     count: Count | None = None
     rho_cluster: Share = 0.1
+    features: Literal["labels", "gradients"] = "labels"
     path: str | None = None
     free_seconds: Positive = 600.0
     soft: bool = False

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcluster import clusters, fleet, sources
+from fedcluster.display import Display
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
 from fedcluster.fleet import Ints
 from fedcluster.plots import canvas, heat, save
-from fedcluster.sources import Say
+from fedcluster.prepare import group
 
 SHOWN = 2000  # devices in the picture; a larger fleet is shown by an even sample of it
 
@@ -38,11 +39,11 @@ class Portrait:
         return str(self.fleet.names[k]) if self.fleet.names is not None else str(k)
 
 
-def portray(experiment: Experiment, say: Say) -> Portrait:
-    dataset = sources.open_dataset(experiment.data.name, say)
+def portray(experiment: Experiment, display: Display) -> Portrait:
+    dataset = sources.open_dataset(experiment.data.name, display.say)
     everyone = fleet.build(experiment.fleet, dataset, experiment.seed)
-    groups = clusters.build(experiment.clusters, everyone, experiment.seed)
-    mix = np.array([everyone.mix(k) for k in range(len(everyone))])
+    groups = group(experiment, dataset, everyone, display)
+    mix = np.array([everyone.mix(k) for k in display.track(range(len(everyone)), "drawing the fleet", "devices")])
     return Portrait(everyone, groups, mix)
 
 

@@ -15,6 +15,7 @@ from torch import distributed
 
 from fedcluster.accept import ELSEWHERE, Update
 from fedcluster.executor import InProcess, Memory
+from fedcluster.fleet import Floats
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message, State, Time
 
@@ -96,6 +97,16 @@ def hand_round(message: Message, source: int) -> Message:
     for tensor in copies.values():
         distributed.broadcast(tensor, source)
     return copies
+
+
+def from_rank_0(rows: Floats) -> Floats:
+    """Rank 0's numbers for everybody: another machine may round otherwise."""
+    if not distributed.is_initialized():
+        return rows
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    numbers = torch.from_numpy(rows).to(device)
+    distributed.broadcast(numbers, 0)
+    return numbers.cpu().numpy()
 
 
 def everywhere(number: int) -> int:
