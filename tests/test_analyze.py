@@ -179,3 +179,15 @@ class Dropping(torch.nn.Sequential):
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         size = int(np.prod(shape))
         super().__init__(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(size, classes))
+
+
+def test_a_fleet_with_devices_in_no_cluster_is_refused_in_a_sentence(
+    here: Here, write_experiment: Write, tmp_path: Path
+) -> None:
+    rows = [f"{k},{'none' if k == 4 else k % 2}" for k in range(12)]
+    (tmp_path / "clusters.csv").write_text("device,cluster\n" + "\n".join(rows) + "\n")
+    path = write_experiment(clusters={"method": "file", "path": str(tmp_path / "clusters.csv"), "count": None})
+    code, _, error = here("analyze", path, "--out", "out")
+    assert code == 2
+    assert "1 of 12 devices are in no cluster" in error
+    assert not (tmp_path / "out").exists()
