@@ -125,8 +125,6 @@ def test_evaluation_finds_what_torch_finds(threads: int, rows: int) -> None:
     dataset = fedcluster.Dataset(x, torch.arange(rows) % 5, x, torch.arange(rows) % 5, classes=5)
     options = fedcluster.Experiment(fleet={"devices": 1, "samples": 1, "partition": "iid"}).fleet
     fleet = fleets.build(options, dataset, 0)
-        fedcluster.Experiment(fleet={"devices": 1, "samples": 1, "partition": "iid"}).fleet, dataset, 0
-    )
     learner = Learner(network(48, 11, 5))
     evaluate = Evaluator(learner, dataset, fleet, 0)
     evaluate.threads = threads
