@@ -226,7 +226,7 @@ def table(choices: list[Choice], first: str) -> tuple[list[str], list[list[str]]
         [
             choice.name,
             f"{choice.cohort:g}",
-            f"{choice.H_cluster:.4g}" + (f" ± {choice.error:.1g}" if choice.error else ""),
+            f"{choice.H_cluster:.4g}" + (f" ± {choice.error:.1g}" if choice.error else "") if choice.M > 1 else "0",
             *(f"{value:.4g}" for value in (choice.sampling, choice.V, choice.C, choice.height, choice.cohort_height)),
         ]
         for choice in choices
@@ -245,6 +245,8 @@ def write(advice: Advice, participation: float, out: Path) -> list[Path]:
 
 def picture(advice: Advice, participation: float, path: Path) -> None:
     """C / sqrt(M) over M with its minimum, and what C consists of."""
+    from matplotlib.ticker import LogLocator
+
     figure, (left, right) = canvas(2, 10.5, 3.9)
     M = [choice.M for choice in advice.choices]
     curves = [("all of a cluster take part", "#0072B2", [choice.height for choice in advice.choices])]
@@ -258,6 +260,8 @@ def picture(advice: Advice, participation: float, path: Path) -> None:
         left.annotate(f"M = {M[low]}", (M[low], heights[low]), (0, -18), textcoords="offset points", ha="center")
     left.set(title="the bound's C / sqrt(M); circles: least", xlabel="M, clusters", xscale="log", yscale="log")
     left.margins(y=0.2)
+    left.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    left.yaxis.set_major_formatter(lambda height, _: f"{height:g}")
     left.legend(frameon=False)
     for name, colour, values in (
         ("H_cluster", "#0072B2", [choice.H_cluster for choice in advice.choices]),

@@ -96,7 +96,7 @@ def test_what_the_experiment_does_otherwise_is_said(write_experiment: Write) -> 
 
 def test_full_batches_have_no_variance_and_the_conditions_can_hold(write_experiment: Write) -> None:
     path = write_experiment(
-        rounds=10**6, fleet={"partition": "iid", "devices": 4, "samples": 1437}, local={"steps": 1, "batch": "full"}
+        rounds=10**6, fleet={"partition": "iid", "devices": 4, "samples": 1438}, local={"steps": 1, "batch": "full"}
     )
     found = analyze.analyze(load(path, ["clusters.count=1"]))
     assert found.most.V == found.most.s2_mean == 0
@@ -186,7 +186,7 @@ def test_a_fleet_with_devices_in_no_cluster_is_refused_in_a_sentence(
 ) -> None:
     rows = [f"{k},{'none' if k == 4 else k % 2}" for k in range(12)]
     (tmp_path / "clusters.csv").write_text("device,cluster\n" + "\n".join(rows) + "\n")
-    path = write_experiment(clusters={"method": "file", "path": str(tmp_path / "clusters.csv"), "count": None})
+    path = write_experiment(clusters={"method": "file", "path": str(tmp_path / "clusters.csv")})
     code, _, error = here("analyze", path, "--out", "out")
     assert code == 2
     assert "1 of 12 devices are in no cluster" in error

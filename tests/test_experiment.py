@@ -27,6 +27,7 @@ date = "2026-01-01"
 method = "random"
 count = 10
 rho_cluster = 0.1
+features = "labels"
 free_seconds = 600.0
 soft = false
 order = "reshuffle"
