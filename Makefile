@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench bench-scale bench-overhead bench-deploy bench-check clean
+.PHONY: demo test lint format bench bench-scale bench-plan bench-overhead bench-deploy bench-check clean
 
 demo: .venv/ready
 	$(BIN)/fedcluster compare
@@ -24,6 +24,9 @@ bench: .venv/ready
 
 bench-scale: .venv/ready
 	$(BIN)/python benchmarks/scale.py
+
+bench-plan: .venv/ready
+	$(BIN)/python benchmarks/plan.py
 
 bench-overhead: .venv/ready
 	$(BIN)/python benchmarks/overhead.py

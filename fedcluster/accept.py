@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedcluster import compiled
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message
 
@@ -81,4 +82,6 @@ def misfit(message: Message, form: Message) -> str | None:
 
 def finite(tensor: Tensor) -> bool:
     """No NaN and no infinity. Either shows in the sum; a sum may also be too large by itself, then we look again."""
+    if compiled.applies(tensor):
+        return compiled.all_finite(tensor)
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

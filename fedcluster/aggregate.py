@@ -44,9 +44,8 @@ def average(weighted: Iterable[tuple[float, Message]], like: Message) -> Message
 
 def accumulate(total: Tensor, vector: Tensor, weight: float) -> None:
     """total += weight * vector on the grid; in one pass where there is a compiler, the same to the bit."""
-    library = compiled.library() if total.device.type == "cpu" else None
-    if library is not None and vector.is_contiguous() and vector.dtype == torch.float32:
-        compiled.accumulate(library, total, vector, weight, GRID)
+    if compiled.applies(vector):
+        compiled.accumulate(total, vector, weight, GRID)
     else:
         grid = torch.tensor(GRID, dtype=torch.float64, device=total.device)
         total.add_(torch.add(grid, vector.double(), alpha=weight).sub_(GRID))

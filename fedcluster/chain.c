@@ -1,4 +1,5 @@
-/* E steps of plain SGD on a chain of linear layers with ReLU between them and the mean cross-entropy at its end.
+/* E steps of plain SGD on a chain of linear layers with ReLU between them and the mean cross-entropy at its end; the
+   evaluation of such a chain; and the two passes that the server makes over an update.
 
    A step of a small network is a few products of thin matrices. Here they are written for the caches of one core:
    weights are held transposed, [in][out], rows padded to whole vectors, so that both the forward product and the
@@ -129,13 +130,49 @@ static void update(const float *a, int a_row, int batch, int n, const float *d, 
     }
 }
 
+/* the lanes of two vectors, counted through, that make up a third */
+#if defined(__clang__) || __GNUC__ >= 12
+#define LANES_OF(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define LANES_OF(a, b, ...) __builtin_shuffle(a, b, (mask){__VA_ARGS__})
+#endif
+
+/* an 8 by 8 block: neighbours, then pairs, then halves change places */
+INLINE void flip_tile(const float *from, int from_row, float *to, int to_row) {
+    vector a[LANES], b[LANES];
+#pragma GCC unroll 8
+    for (int r = 0; r < LANES; r++) a[r] = load(from + (size_t)r * from_row);
+#pragma GCC unroll 4
+    for (int r = 0; r < LANES; r += 2) {
+        b[r] = LANES_OF(a[r], a[r + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        b[r + 1] = LANES_OF(a[r], a[r + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < LANES; r += 4)
+#pragma GCC unroll 2
+        for (int k = 0; k < 2; k++) {
+            a[r + 2 * k] = LANES_OF(b[r + k], b[r + 2 + k], 0, 1, 8, 9, 4, 5, 12, 13);
+            a[r + 2 * k + 1] = LANES_OF(b[r + k], b[r + 2 + k], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+#pragma GCC unroll 4
+    for (int r = 0; r < LANES / 2; r++) {
+        store(to + (size_t)r * to_row, LANES_OF(a[r], a[r + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+        store(to + (size_t)(r + 4) * to_row, LANES_OF(a[r], a[r + 4], 4, 5, 6, 7, 12, 13, 14, 15));
+    }
+}
+
 /* to[columns][to_row] = the transpose of from[rows][from_row] */
 static void flip(const float *from, int from_row, int rows, int columns, float *to, int to_row) {
-    for (int r0 = 0; r0 < rows; r0 += LANES)
-        for (int c0 = 0; c0 < columns; c0 += LANES)
-            for (int r = r0; r < r0 + LANES && r < rows; r++)
-                for (int c = c0; c < c0 + LANES && c < columns; c++)
-                    to[(size_t)c * to_row + r] = from[(size_t)r * from_row + c];
+    int r = 0;
+    for (; r + LANES <= rows; r += LANES) {
+        const float *row = from + (size_t)r * from_row;
+        int c = 0;
+        for (; c + LANES <= columns; c += LANES) flip_tile(row + c, from_row, to + (size_t)c * to_row + r, to_row);
+        for (; c < columns; c++)
+            for (int i = 0; i < LANES; i++) to[(size_t)c * to_row + r + i] = row[(size_t)i * from_row + c];
+    }
+    for (; r < rows; r++)
+        for (int c = 0; c < columns; c++) to[(size_t)c * to_row + r] = from[(size_t)r * from_row + c];
 }
 
 /* ReLU's derivative: zero where the layer's output is */
@@ -162,10 +199,16 @@ typedef struct {
     int bytes, channels;
 } samples;
 
-/* one batch out of the data set, by the numbers of its rows */
-static void gather(const samples *from, const int64_t *rows, int batch, int n, float *restrict x, int64_t *y) {
+/* one batch out of the data set, by the numbers of its rows; those of the batch after it are called for meanwhile */
+static void gather(const samples *from, const int64_t *rows, int batch, int n, float *restrict x, int64_t *y,
+                   int more) {
+    int64_t size = n * (from->bytes ? 1 : (int64_t)sizeof(float));
     for (int i = 0; i < batch; i++, x += n) {
         y[i] = from->y[rows[i]];
+        if (i < more) {
+            const char *next = (const char *)from->x + rows[batch + i] * size;
+            for (int64_t j = 0; j < size; j += 64) __builtin_prefetch(next + j, 0, 2);
+        }
         if (!from->bytes) {
             memcpy(x, (const float *)from->x + rows[i] * n, n * sizeof(float));
             continue;
@@ -217,33 +260,53 @@ int64_t scratch(const int *sizes, int count, int batch, int drifting) {
     return lay_out(layers, sizes, count, batch, drifting, 0);
 }
 
-/* w: the layers, first to last, each as weight [out][in] and bias [out]; rows: [steps][batch] of the data set.
-   drift, of the form of w or null, is added to w after every step */
+/* the layers out of w (first to last, each as weight [out][in] and bias [out]) and of what is of its form; where
+   rows are padded, zero */
+static void read_in(layer *layers, int count, const float *w, const float *drift) {
+    for (layer *one = layers; one < layers + count; one++) {
+        size_t whole = (size_t)one->in * one->out, wide = (size_t)one->in * one->out_row;
+        if (one->out_row > one->out) memset(one->weight, 0, wide * sizeof(float));
+        flip(w, one->in, one->out, one->in, one->weight, one->out_row);
+        memset(one->bias, 0, one->out_row * sizeof(float));
+        memcpy(one->bias, w + whole, one->out * sizeof(float));
+        w += whole + one->out;
+        if (one > layers) {
+            memset(one->zeros, 0, one->in_row * sizeof(float));
+            if (one->in_row > one->in) memset(one->turned, 0, (size_t)one->out * one->in_row * sizeof(float));
+        }
+        if (!drift) continue;
+        if (one->out_row > one->out) memset(one->drift, 0, wide * sizeof(float));
+        flip(drift, one->in, one->out, one->in, one->drift, one->out_row);
+        memset(one->bias_drift, 0, one->out_row * sizeof(float));
+        memcpy(one->bias_drift, drift + whole, one->out * sizeof(float));
+        drift += whole + one->out;
+    }
+}
+
+/* the last layer's output for the batch at x */
+static const float *scores_of(const layer *layers, int count, const float *x, int batch) {
+    for (int l = 0; l < count; x = layers[l++].output)
+        forward(x, layers[l].in_row, batch, layers[l].in, layers[l].weight, layers[l].bias, layers[l].out,
+                layers[l].output, l < count - 1);
+    return x;
+}
+
+/* E steps: rows is [steps][batch], places in the data set; drift, of the form of w or null, is added to w after each */
 void descend(float *w, const float *drift, const int *sizes, int count, const samples *from, const int64_t *rows,
              int steps, int batch, float lr, float *room) {
     layer layers[MOST];
     int64_t *y = (int64_t *)room;
     float *x = room + 2 * batch;
-    memset(room, 0, lay_out(layers, sizes, count, batch, drift != 0, room) * sizeof(float));
-    for (int64_t l = 0, at = 0; l < count; l++) {
-        layer *one = &layers[l];
-        flip(w + at, one->in, one->out, one->in, one->weight, one->out_row);
-        if (drift) flip(drift + at, one->in, one->out, one->in, one->drift, one->out_row);
-        at += (int64_t)one->in * one->out;
-        memcpy(one->bias, w + at, one->out * sizeof(float));
-        if (drift) memcpy(one->bias_drift, drift + at, one->out * sizeof(float));
-        at += one->out;
-    }
+    lay_out(layers, sizes, count, batch, drift != 0, room);
+    read_in(layers, count, w, drift);
     layer *last = &layers[count - 1];
     for (int step = 0; step < steps; step++, rows += batch) {
-        const float *below = x;
-        gather(from, rows, batch, sizes[0], x, y);
-        for (layer *one = layers; one <= last; below = one++->output)
-            forward(below, one->in_row, batch, one->in, one->weight, one->bias, one->out, one->output, one < last);
+        gather(from, rows, batch, sizes[0], x, y, step + 1 < steps ? batch : 0);
+        scores_of(layers, count, x, batch);
         slope(last->output, last->out_row, last->out, batch, y, lr);
         for (layer *one = last; one >= layers; one--) {
             const float *d = one == last ? one->output : one->gradient;
-            below = one == layers ? x : one[-1].output;
+            const float *below = one == layers ? x : one[-1].output;
             if (one > layers) {
                 flip(one->weight, one->out_row, one->in, one->out, one->turned, one->in_row);
                 forward(d, one->out_row, batch, one->out, one->turned, one->zeros, one->in, one[-1].gradient, 0);
@@ -262,6 +325,42 @@ void descend(float *w, const float *drift, const int *sizes, int count, const sa
         memcpy(w += (int64_t)one->in * one->out, one->bias, one->out * sizeof(float));
         w += one->out;
     }
+}
+
+/* of every batch (the last may be smaller) of n rows: the summed cross-entropy, and how many scores are right */
+void score(const float *w, const int *sizes, int count, const samples *from, const int64_t *rows, int64_t n, int batch,
+           double *losses, int64_t *right, float *room) {
+    layer layers[MOST];
+    int64_t *y = (int64_t *)room;
+    float *x = room + 2 * batch;
+    lay_out(layers, sizes, count, batch, 0, room);
+    read_in(layers, count, w, 0);
+    int classes = sizes[count], row = padded(classes);
+    for (; n > 0; n -= batch, rows += batch, losses++, right++) {
+        int here = n < batch ? n : batch;
+        gather(from, rows, here, sizes[0], x, y, 0);
+        const float *s = scores_of(layers, count, x, here);
+        *losses = 0, *right = 0;
+        for (int i = 0; i < here; i++, s += row) {
+            int best = 0;
+            float sum = 0;
+            for (int c = 1; c < classes; c++) best = s[c] > s[best] ? c : best;
+            for (int c = 0; c < classes; c++) sum += expf(s[c] - s[best]);
+            *losses += logf(sum) + s[best] - s[y[i]];
+            *right += best == y[i];
+        }
+    }
+}
+
+/* whether nothing is NaN or infinite: those have every bit of the exponent set */
+int all_finite(const float *v, int64_t n) {
+    uint32_t found = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, v + i, sizeof bits);
+        found |= (bits & 0x7f800000) == 0x7f800000;
+    }
+    return !found;
 }
 
 /* total += weight * v, each term rounded to a multiple of what is left of it beside `grid`: see aggregate.py */

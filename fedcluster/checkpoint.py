@@ -6,6 +6,7 @@ altered, the one before it is used. Nothing read here is executed, and nothing i
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from hashlib import file_digest, sha256
 from math import prod
 from pathlib import Path
@@ -20,11 +21,21 @@ from torch import Tensor
 
 from fedcluster.files import write_atomically
 from fedcluster.ledger import COUNTS, Ledger
-from fedcluster.state import Message, State
+from fedcluster.state import Message, State, Time
 
 KEEP = 2
 DTYPES = {torch.float32: "F32", torch.int64: "I64"}
 Natural = Annotated[int, Field(ge=0)]
+
+
+class SimulatedTime(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    now: Natural = 0
+    idle: Natural = 0
+    dropped: Natural = 0
+    late: Natural = 0
+    failed: Natural = 0
 
 
 class Position(BaseModel):
@@ -36,6 +47,7 @@ class Position(BaseModel):
     cycle: Natural
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     counts: dict[str, Natural]
+    time: SimulatedTime = SimulatedTime()
     tensors: str
     digest: str
 
@@ -57,6 +69,7 @@ def store(folder: Path, state: State, ledger: Ledger, seconds: float) -> None:
         "cycle": state.cycle,
         "seconds": seconds,
         "counts": ledger.counts,
+        "time": asdict(state.time),
         "tensors": total.hexdigest(),
     }
     write_atomically(folder / f"{name}.json", json.dumps(position | {"digest": digest(position)}))
@@ -124,7 +137,8 @@ def restore(path: Path, start: State, new: Message, devices: int, cycles: int) -
         raise ValueError(f"unreadable ({error})") from None
     ledger = Ledger(devices)
     ledger.restore(book, position.counts)
-    return State(model, server, memory, position.round, position.cycle), ledger, position.seconds
+    time = Time(**position.time.model_dump())
+    return State(model, server, memory, position.round, position.cycle, time), ledger, position.seconds
 
 
 def read(

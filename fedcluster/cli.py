@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from fedcluster.comparison import Comparison
     from fedcluster.partition import Portrait
+    from fedcluster.plan import Plan
 
 app = typer.Typer(
     add_completion=False,
@@ -136,6 +137,9 @@ def compare(
         float | None,
         typer.Option(help="Training loss to reach. Default: the highest last one of all runs.", show_default=False),
     ] = None,
+    x: Annotated[
+        str, typer.Option(help="Compare over rounds, aggregations, updates, bytes or, with a [clock], time.")
+    ] = "rounds",
     out: Out = None,
     resume: Resume = False,
 ) -> None:
@@ -162,6 +166,7 @@ def compare(
                 resume,
                 workers=cores(),
                 progress=progress,
+                x=x,
             )
         show(outcomes_table(result))
         for remark in [*result.remarks, *verdict(result)]:
@@ -177,12 +182,11 @@ def partition(experiment: ExperimentFile, o: Overrides = None, out: Out = None) 
 
         described = load(experiment, o)
         from fedcluster import partition as portraits
-        from fedcluster.display import console
+        from fedcluster.display import Spoken
         from fedcluster.folder import fresh
 
-        with console.status("drawing the fleet"):
-            portrait = portraits.portray(described, lambda text: typer.echo(text, err=True))
-            files = portraits.write(portrait, out or fresh(f"partition-{experiment.stem}"))
+        portrait = portraits.portray(described, Spoken())
+        files = portraits.write(portrait, out or fresh(f"partition-{experiment.stem}"))
         show(devices_table(portrait))
         show(clusters_table(portrait))
         typer.echo("written: " + ", ".join(str(file) for file in files))
@@ -223,6 +227,105 @@ def reproduce(
         rows = [[v.claim, v.verdict, f"{v.effect:+.3f}", f"{v.low:+.3f} to {v.high:+.3f}"] for v in verdicts]
         show(ruled(["claim", "verdict", "advantage", "95 % interval"], rows, left=2))
         typer.echo(f"pictures, data and verdicts: {out}/")
+
+
+@app.command()
+def plan(
+    fleet: Annotated[Path, typer.Argument(metavar="FLEET", help="Fleet file, CSV or Parquet.", show_default=False)],
+    count: Annotated[int, typer.Option(min=1, help="Clusters, M.")],
+    availability: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="When devices are free: a trace.", show_default=False)
+    ] = None,
+    soft: Annotated[bool, typer.Option("--soft", help="A device may sit in two neighbouring slots.")] = False,
+    free_seconds: Annotated[float, typer.Option(help="How long a device must be free in its slot.")] = 600.0,
+    date: Annotated[str, typer.Option(help="The day on which time zones are asked for their offset.")] = "2026-01-01",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    out: Out = None,
+) -> None:
+    """Show the timetable of a fleet before training: by time zone or, with a trace, by availability."""
+    with plainly():
+        from fedcluster import plan as plans
+        from fedcluster.folder import fresh
+
+        found = plans.plan(fleet, availability, count, soft, seed, date, free_seconds)
+        files = plans.write(found, out or fresh(f"plan-{fleet.stem}"))
+        show(plan_table(found))
+        left, devices = found.clusters.left_out(), len(found.fleet)
+        if found.coverage is not None:
+            typer.echo(
+                f"{left:,} of {devices:,} devices ({left / devices:.1%}) are never free long enough: in no cluster"
+            )
+            if found.clusters.count < count:
+                typer.echo(f"in {count - found.clusters.count} of {count} slots nobody is free: they have no cluster")
+        typer.echo("written: " + ", ".join(str(file) for file in files))
+
+
+@app.command()
+def analyze(
+    experiment: ExperimentFile,
+    o: Overrides = None,
+    at: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="CHECKPOINT", help="Also at this model: a run's folder, a checkpoint or a model file."),
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Squared gradient norm to come down to. Default: a tenth of the start's.", show_default=False
+        ),
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Measure heterogeneity and the theorem's other constants, and what they promise."""
+    with plainly():
+        from fedcluster.experiment import load
+
+        described = load(experiment, o)
+        if epsilon is not None and not epsilon > 0:
+            raise typer.BadParameter("--epsilon must be above 0")
+        from fedcluster import analyze as analyses
+        from fedcluster.display import Spoken
+        from fedcluster.folder import fresh
+
+        found = analyses.analyze(described, at, epsilon, Spoken())
+        files = analyses.write(found, out or fresh(f"analyze-{experiment.stem}"))
+        for sentence in [*analyses.headline(found), *found.remarks]:
+            typer.echo(sentence)
+        show(ruled(*analyses.points_table(found)))
+        show(ruled(*analyses.bounds_table(found)))
+        typer.echo("written: " + ", ".join(str(file) for file in files))
+
+
+@app.command()
+def advise(
+    experiment: ExperimentFile,
+    o: Overrides = None,
+    pilot: Annotated[bool, typer.Option("--pilot", help="Check the advice by short runs at the three best M.")] = False,
+    out: Out = None,
+) -> None:
+    """Say how many clusters to take, and which."""
+    with plainly():
+        from fedcluster.experiment import load
+
+        described = load(experiment, o)
+        from fedcluster import advise as advisor
+        from fedcluster.display import Spoken
+        from fedcluster.folder import fresh
+        from fedcluster.workers import cores
+
+        folder = out or fresh(f"advise-{experiment.stem}")
+
+        def run_pilots(counts: list[int]) -> list[advisor.Pilot]:
+            with stages() as progress:
+                return advisor.run_pilots(described, counts, folder, cores(), progress)
+
+        found = advisor.advise(described, Spoken(), run_pilots if pilot else None)
+        files = advisor.write(found, described.clusters.participation, folder)
+        for sentence in [*found.remarks, *advisor.verdict(found, described.clusters.participation)]:
+            typer.echo(sentence)
+        show(ruled(*advisor.table(found.choices, f"{described.clusters.method} clusters")))
+        show(ruled(*advisor.table(found.others, f"at M = {found.take}")))
+        typer.echo("written: " + ", ".join(str(file) for file in files))
 
 
 @app.command()
@@ -418,9 +521,10 @@ def stages() -> Iterator["comparison.Progress"]:  # type: ignore[name-defined] #
 
 
 def outcomes_table(result: "Comparison") -> "Table":
-    from fedcluster.plots import LABELS
+    from fedcluster.plots import LABELS, X
 
-    columns = ["method", "M", "rate", "train loss", "test accuracy", f"rounds to loss {result.target:.3f}"]
+    what = X[result.x][0] if result.x in ("time", "bytes") else result.x
+    columns = ["method", "M", "rate", "train loss", "test accuracy", f"{what} to loss {result.target:.3f}"]
     rows = []
     for outcome in result.outcomes:
         loss, accuracy = outcome.final("train_loss"), outcome.final("test_accuracy")
@@ -432,7 +536,7 @@ def outcomes_table(result: "Comparison") -> "Table":
                 f"{outcome.lr:g}",
                 f"{loss[0]:.4f} ± {loss[1]:.4f}",
                 f"{accuracy[0]:.2%} ± {accuracy[1]:.2%}",
-                reached(outcome.rounds_to(result.target), last["round"]),
+                reached(outcome.reach(result.target, result.x), X[result.x][1](last)),
                 f"{last['device_updates']:,}",
                 f"{last['bytes_up'] / 1e6:,.0f} MB",
                 f"{last['bytes_down'] / 1e6:,.0f} MB",
@@ -441,14 +545,17 @@ def outcomes_table(result: "Comparison") -> "Table":
     return ruled([*columns, "device updates", "up", "down"], rows)
 
 
-def reached(rounds: list[int | None], last: int) -> str:
-    """Rounds by seed in one cell: their mean, or how many seeds never got there."""
+def reached(spent: list[float | None], last: float) -> str:
+    """What was spent by seed in one cell: the mean, or how many seeds never got there. Nothing is ever spent where
+    nothing travels."""
     from statistics import fmean
 
-    there = [n for n in rounds if n is not None]
-    if len(there) < len(rounds):
-        return f"> {last} in {len(rounds) - len(there)} of {len(rounds)}"
-    return f"{fmean(there):.1f}"
+    there = [n for n in spent if n is not None]
+    if last == 0:
+        return "-"
+    if len(there) < len(spent):
+        return f"> {last:,.6g} in {len(spent) - len(there)} of {len(spent)}"
+    return f"{fmean(there):,.1f}"
 
 
 def verdict(result: "Comparison") -> list[str]:
@@ -464,6 +571,24 @@ def verdict(result: "Comparison") -> list[str]:
         + ", ".join("never" if n is None else str(n) for n in rounds)
         + " (by seed)"
     ]
+
+
+def plan_table(found: "Plan") -> "Table":
+    rows = []
+    for K, (members, ends) in enumerate(zip(found.clusters.members, found.offsets, strict=True)):
+        row = [str(K), f"{len(members):,}"]
+        if found.slots is not None and found.coverage is not None:
+            row += [f"{clock_time(found.slots[K][0])} - {clock_time(found.slots[K][1])}", f"{found.coverage[K]:.1%}"]
+        elif ends is not None:
+            row += [f"{ends[0]:+g} to {ends[1]:+g}"]
+        rows.append(row)
+    more = ["UTC offsets, h"] if found.slots is None else ["slot, UTC", "free long enough in it"]
+    return ruled(["cluster", "devices", *more], rows)
+
+
+def clock_time(hours: float) -> str:
+    minutes = round(hours * 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}"
 
 
 def devices_table(portrait: "Portrait") -> "Table":

@@ -21,7 +21,7 @@ from fedcluster.display import Display
 from fedcluster.errors import BadExperiment, BadRun, Diverged
 from fedcluster.experiment import Experiment, changes, parse, read
 from fedcluster.files import write_atomically
-from fedcluster.plots import LABELS, curves
+from fedcluster.plots import LABELS, X, curves
 from fedcluster.record import Line
 from fedcluster.training import run
 
@@ -57,6 +57,10 @@ class Outcome:
         """By seed, the first round whose training loss is at or below `loss`."""
         return [next((line["round"] for line in lines if line["train_loss"] <= loss), None) for lines in self.histories]
 
+    def reach(self, loss: float, x: str) -> list[float | None]:
+        """By seed, how much of `x` it took until the training loss was at or below `loss`."""
+        return [next((X[x][1](line) for line in lines if line["train_loss"] <= loss), None) for lines in self.histories]
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -64,6 +68,7 @@ class Comparison:
     target: float
     lr: str
     remarks: list[str]
+    x: str = "rounds"
 
 
 Progress = Callable[[str, int, int], None]
@@ -80,18 +85,24 @@ def compare(
     resume: bool = False,
     workers: int = 1,
     progress: Progress = lambda stage, done, total: None,
+    x: str = "rounds",
 ) -> Comparison:
     """Run every method on every seed. `lr`: "paper" (local.lr is FedCluster's and centralized SGD's, FedAvg's
-    is M times that), "equal" (local.lr for all), or "tuned" (each method's best on seeds kept for that)."""
+    is M times that), "equal" (local.lr for all), or "tuned" (each method's best on seeds kept for that). The picture
+    and the table are over `x`: "rounds", "aggregations", "updates", "bytes" or "time"."""
     unknown = [method for method in methods if method not in METHODS]
     if unknown or not methods or lr not in RATES or seeds < 1:
         raise BadExperiment(
             f"cannot compare methods {', '.join(methods)} with lr {lr} over {seeds} seeds: "
             f"methods are {', '.join(METHODS)}, lr is {', '.join(RATES)}, and seeds at least 1"
         )
+    if x not in X:
+        raise BadExperiment(f"cannot compare over {x}: x is {', '.join(X)}")
+    if x == "time" and experiment.clock is None:
+        raise BadExperiment("to compare over time there must be a clock: add a section [clock] to the experiment")
     if out is None:
         with tempfile.TemporaryDirectory() as folder:
-            return compare(experiment, methods, seeds, lr, target, folder, True, workers, progress)
+            return compare(experiment, methods, seeds, lr, target, folder, True, workers, progress, x)
     out = Path(out)
     everyone = fleet.build(experiment.fleet, sources.open_dataset(experiment.data.name), experiment.seed)
     count = clusters.build(experiment.clusters, everyone, experiment.seed).count
@@ -120,8 +131,8 @@ def compare(
         )
     if target is None:
         target = max(lines[-1]["train_loss"] for outcome in outcomes for lines in outcome.histories)
-    comparison = Comparison(outcomes, target, lr, remarks)
-    curves({o.method: o.histories for o in outcomes}, out / "curves.png", title=caption(experiment, seeds, lr))
+    comparison = Comparison(outcomes, target, lr, remarks, x)
+    curves({o.method: o.histories for o in outcomes}, out / "curves.png", caption(experiment, seeds, lr), x)
     write_atomically(out / "comparison.json", json.dumps(summary(comparison), indent=2) + "\n")
     return comparison
 
@@ -146,7 +157,7 @@ def variant(experiment: Experiment, method: str, lr: float, seed: int) -> Experi
     """The same experiment by another method. FedAvg is one cluster of everybody."""
     keys: dict[str, Any] = {"seed": seed, "local.lr": lr, "method": "fedcluster"}
     if method == "fedavg":
-        keys |= {"clusters.method": "random", "clusters.count": 1}
+        keys |= {"clusters.method": "random", "clusters.count": 1, "clusters.soft": False}
     if method == "centralized":
         keys |= {"method": "centralized"}
     return experiment.with_(**keys)
@@ -257,6 +268,7 @@ def caption(experiment: Experiment, seeds: int, lr: str) -> str:
 
 
 def summary(comparison: Comparison) -> dict[str, Any]:
+    timed = comparison.x != "rounds"
     return {
         "lr": comparison.lr,
         "target_train_loss": comparison.target,
@@ -266,6 +278,7 @@ def summary(comparison: Comparison) -> dict[str, Any]:
                 "lr": outcome.lr,
                 "clusters": outcome.clusters,
                 "rounds_to_target": outcome.rounds_to(comparison.target),
+                **({f"{comparison.x}_to_target": outcome.reach(comparison.target, comparison.x)} if timed else {}),
                 "final": [lines[-1] for lines in outcome.histories],
             }
             for outcome in comparison.outcomes

@@ -110,10 +110,32 @@ def descend(
     loaded.descend(places[0], places[1], widths, len(sizes) - 1, data, places[2], steps, batch, rate, places[3])
 
 
-def accumulate(loaded: Any, total: Tensor, vector: Tensor, weight: float, grid: float) -> None:
+def score(
+    loaded: Any, w: Tensor, sizes: list[int], samples: Samples, rows: Tensor, batch: int
+) -> tuple[list[float], list[int]]:
+    """The summed cross-entropy of every batch of the rows, and how many of it are right."""
+    losses, right = torch.empty(-(-len(rows) // batch), dtype=torch.float64), torch.empty(-(-len(rows) // batch)).long()
+    room = room_for(loaded, sizes, batch, drifting=False)
+    w_, rows_, losses_, right_, room_ = (ctypes.c_void_p(one.data_ptr()) for one in (w, rows, losses, right, room))
+    widths, count, data = (ctypes.c_int * len(sizes))(*sizes), ctypes.c_int64(len(rows)), ctypes.byref(samples)
+    loaded.score(w_, widths, len(sizes) - 1, data, rows_, count, batch, losses_, right_, room_)
+    return losses.tolist(), right.tolist()
+
+
+def applies(vector: Tensor) -> bool:
+    """Whether a vector can be handed to the passes below."""
+    plain = vector.device.type == "cpu" and vector.dtype == torch.float32 and vector.is_contiguous()
+    return plain and library() is not None
+
+
+def all_finite(vector: Tensor) -> bool:
+    return bool(library().all_finite(ctypes.c_void_p(vector.data_ptr()), ctypes.c_int64(vector.numel())))
+
+
+def accumulate(total: Tensor, vector: Tensor, weight: float, grid: float) -> None:
     """total += weight * vector, each term rounded as (grid + term) - grid."""
     places = ctypes.c_void_p(total.data_ptr()), ctypes.c_void_p(vector.data_ptr())
-    loaded.accumulate(*places, ctypes.c_int64(len(vector)), ctypes.c_double(weight), ctypes.c_double(grid))
+    library().accumulate(*places, ctypes.c_int64(len(vector)), ctypes.c_double(weight), ctypes.c_double(grid))
 
 
 def room_for(loaded: Any, sizes: list[int], batch: int, drifting: bool) -> Tensor:

@@ -4,6 +4,7 @@ Progress goes to standard error, results to standard output.
 """
 
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,6 +34,10 @@ class Display:
     def round(self, line: dict[str, Any]) -> None:
         pass
 
+    def track(self, things: Sequence[int], what: str, unit: str) -> Iterable[int]:
+        """The things one by one, showing how many are done: for what comes before or beside training."""
+        return things
+
     def __enter__(self) -> Self:
         return self
 
@@ -48,6 +53,19 @@ class Spoken(Display):
 
     def announce(self, text: str) -> None:
         print(text, flush=True)
+
+    def track(self, things: Sequence[int], what: str, unit: str) -> Iterator[int]:
+        if console.is_terminal:
+            columns = TextColumn(f"{what}: {{task.completed}} of {{task.total}} {unit}"), BarColumn(bar_width=24)
+            with Progress(*columns, TimeRemainingColumn(compact=True), console=console, transient=True) as progress:
+                yield from progress.track(things)
+            return
+        said = time.monotonic()
+        for done, thing in enumerate(things):
+            if time.monotonic() - said >= LOG_EVERY:
+                said = time.monotonic()
+                self.say(f"{what}: {done} of {len(things)} {unit}")
+            yield thing
 
 
 class Log(Spoken):

@@ -14,7 +14,7 @@ class BadExperiment(FedClusterError):
 
 
 class BadData(FedClusterError):
-    """A data set, start or cluster file is missing, unreadable or not what it should be."""
+    """A data set, start, cluster or fleet file or trace is missing, unreadable or not what it should be."""
 
     exit_code = 3
 

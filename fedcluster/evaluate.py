@@ -1,7 +1,7 @@
 """Evaluation of the global model: on a fixed sample of the pooled training data and on the test set."""
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcluster.dataset import Dataset
+from fedcluster.dense import SCORED
 from fedcluster.fleet import Fleet
 from fedcluster.learner import Learner
 
@@ -38,7 +39,12 @@ class Evaluator:
         self.learner.load(w)
         self.learner.module.eval()
         spread: Any = map if self.threads == 1 else self.pool.map
-        parts = list(spread(self.part, torch.split(x, CHUNK), torch.split(y, CHUNK)))
+        if (chain := self.learner.chain) is not None:
+            share = -(-len(y) // (self.threads * SCORED)) * SCORED
+            found = spread(partial(chain.score, x, y, self.dataset), torch.split(torch.arange(len(y)), share))
+            parts = [part for several in found for part in several]
+        else:
+            parts = list(spread(self.part, torch.split(x, CHUNK), torch.split(y, CHUNK)))
         return sum(loss for loss, _ in parts) / len(y), sum(right for _, right in parts) / len(y)
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Callable
+from datetime import date
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +22,16 @@ from fedcluster.errors import BadData, BadExperiment
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
 WITH_DEVICES = "devices"  # data that only the devices of a federation have
 PARTITIONS = ("major_class", "dirichlet", "iid", "natural")
-CLUSTERINGS = ("random", "redrawn", "major_class", "file")
+CLUSTERINGS = (
+    "random",
+    "redrawn",
+    "major_class",
+    "balanced",
+    "similar",
+    "timezone",
+    "availability",
+    "file",
+)
 MODELS = ("alexnet", "cnn", "mlp", "logistic")
 ALGORITHMS = (
     "fedavg",
@@ -69,20 +79,40 @@ class Data(Section):
 
 
 class Fleet(Section):
-    """Who holds what. With `partition = "natural"` the data itself says who the devices are."""
+    """Who holds what, and what else is known of them. With `partition = "natural"` the data itself says who the
+    devices are, else the fleet file `path`, else the trace `availability`; with `world` they are made up."""
 
     devices: Count | None = None
     samples: Count | None = None
     partition: Literal["major_class", "dirichlet", "iid", "natural"] = "major_class"
     rho_device: Share = 0.5
     alpha: Positive = 0.3
+    path: str | None = None
+    availability: str | None = None
+    world: Literal["diurnal"] | None = None
+    date: str = "2026-01-01"
 
     @model_validator(mode="before")
     @classmethod
     def paper_sizes(cls, keys: Any) -> Any:
         if isinstance(keys, dict) and keys.get("partition") != "natural":
-            return {"devices": 1000, "samples": 500} | keys
+            described = keys.get("path") is not None or keys.get("availability") is not None
+            return ({} if described else {"devices": 1000}) | {"samples": 500} | keys
         return keys
+
+    @field_validator("date")
+    @classmethod
+    def date_is_one(cls, day: str) -> str:
+        try:
+            return date.fromisoformat(day).isoformat()
+        except ValueError:
+            raise ValueError(f"= {day!r} is not allowed: write a day as YYYY-MM-DD") from None
+
+    @model_validator(mode="after")
+    def made_up_or_described(self) -> "Fleet":
+        if self.world is not None and (self.path is not None or self.availability is not None):
+            raise ValueError("has world, a generated population, beside path or availability: take one or the other")
+        return self
 
 
 class Clusters(Section):
@@ -91,7 +121,10 @@ class Clusters(Section):
     method: Annotated[str | Callable[..., Any], one_of(*CLUSTERINGS)] = "random"
     count: Count | None = None
     rho_cluster: Share = 0.1
+    features: Literal["labels", "gradients"] = "labels"
     path: str | None = None
+    free_seconds: Positive = 600.0
+    soft: bool = False
     order: Literal["cyclic", "reshuffle"] = "reshuffle"
     participation: Annotated[float, Field(gt=0, le=1)] = 0.1
 
@@ -106,6 +139,8 @@ class Clusters(Section):
     def file_has_a_path(self) -> "Clusters":
         if self.method == "file" and self.path is None:
             raise ValueError('with method = "file" needs path, a CSV file with columns device,cluster')
+        if self.soft and self.method != "availability":
+            raise ValueError('.soft = true needs method = "availability": only there a device fits several clusters')
         return self
 
 
@@ -176,6 +211,17 @@ class Centralized(Section):
     batch: Count | Literal["full"] = 60
 
 
+class Clock(Section):
+    """Simulated time. A cycle is done when its cohort's updates are in, of which `over_select` times as many are asked
+    for, or at its deadline (seconds); with fewer than `min_updates` it fails. A device is lost with probability
+    `dropout`, besides those that leave while they are at it."""
+
+    deadline: Positive | None = None
+    over_select: Annotated[float, Field(ge=1, le=1000)] = 1.3
+    min_updates: Count = 1
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
 class Experiment(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Count = 100
@@ -187,6 +233,7 @@ class Experiment(Section):
     local: Local = Local()
     server: Server = Server()
     centralized: Centralized = Centralized()
+    clock: Clock | None = None
 
     def __init__(self, **keys: Any) -> None:
         try:
@@ -199,6 +246,7 @@ class Experiment(Section):
         return {
             name: {key: given for key, given in value if given is not None} if isinstance(value, Section) else value
             for name, value in self
+            if value is not None
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -229,9 +277,18 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Experiment:
         if not equals:
             raise BadExperiment(f"-o {override}: write it as key=value, for example -o clusters.count=5")
         put(keys, key.strip(), literal(raw.strip()))
-    for section, key in (("data", "name"), ("clusters", "path"), ("model", "init")):
+    for section, key in PATHS:
         anchor(keys.get(section), key, path.parent)
     return Experiment(**keys)
+
+
+PATHS = (
+    ("data", "name"),
+    ("fleet", "path"),
+    ("fleet", "availability"),
+    ("clusters", "path"),
+    ("model", "init"),
+)
 
 
 def read(path: Path) -> str:
@@ -329,4 +386,5 @@ SECTIONS: dict[str, type[Section]] = {
     "local": Local,
     "server": Server,
     "centralized": Centralized,
+    "clock": Clock,
 }

@@ -52,14 +52,23 @@ class Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, x: Tensor, band: Tensor) -> Tensor:
-        root = torch.addmm(torch.ones((), device=x.device), x * x, band, alpha=ALPHA / (2 * RADIUS + 1)).rsqrt()
-        scale = root * root.sqrt()  # s^-0.75, without the slow power
+        root, scale = Normalise.powers(x, band)
         context.save_for_backward(x, band, root, scale)
         return x * scale
 
     @staticmethod
+    def powers(x: Tensor, band: Tensor) -> tuple[Tensor, Tensor]:
+        """s^-0.5 and s^-0.75, without the slow power."""
+        root = torch.addmm(
+            torch.ones((), dtype=x.dtype, device=x.device), x * x, band, alpha=ALPHA / (2 * RADIUS + 1)
+        ).rsqrt()
+        return root, root * root.sqrt()
+
+    @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         x, band, root, scale = context.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again, which what forward kept cannot be
+            root, scale = Normalise.powers(x, band)
         direct = gradient * scale
         around = torch.mm(direct * x * root * root, band)
         return torch.addcmul(direct, x, around, value=-2 * BETA * ALPHA / (2 * RADIUS + 1)), None

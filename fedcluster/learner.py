@@ -83,6 +83,11 @@ class Learner:
             start = end
         return views
 
+    def parts(self, w: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What is trained and what is not, by name."""
+        trained = self.named(w[: self.size], partial=True)
+        return trained, {name: view for name, view in self.named(w).items() if name not in trained}
+
     def vector(self, named: dict[str, Tensor]) -> Tensor:
         """The reverse: named tensors, of the right shapes, as one new vector."""
         return torch.cat([named[name].detach().reshape(-1).to(self.w) for name in self.shapes])

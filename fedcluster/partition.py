@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcluster import clusters, fleet, sources
+from fedcluster.display import Display
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
+from fedcluster.fleet import Ints
 from fedcluster.plots import canvas, heat, save
-from fedcluster.sources import Say
+from fedcluster.prepare import group
 
 SHOWN = 2000  # devices in the picture; a larger fleet is shown by an even sample of it
 
@@ -28,8 +31,7 @@ class Portrait:
 
     def cluster_mix(self) -> NDArray[np.float64]:
         """Share of each class in the samples of each cluster."""
-        totals = np.zeros((self.clusters.count, self.mix.shape[1]))
-        np.add.at(totals, self.clusters.assignment, self.mix)
+        totals = np.array([self.mix[members].sum(axis=0) for members in self.clusters.members])
         shares: NDArray[np.float64] = totals / totals.sum(axis=1, keepdims=True)
         return shares
 
@@ -37,33 +39,48 @@ class Portrait:
         return str(self.fleet.names[k]) if self.fleet.names is not None else str(k)
 
 
-def portray(experiment: Experiment, say: Say) -> Portrait:
-    dataset = sources.open_dataset(experiment.data.name, say)
+def portray(experiment: Experiment, display: Display) -> Portrait:
+    dataset = sources.open_dataset(experiment.data.name, display.say)
     everyone = fleet.build(experiment.fleet, dataset, experiment.seed)
-    groups = clusters.build(experiment.clusters, everyone, experiment.seed)
-    mix = np.array([everyone.mix(k) for k in range(len(everyone))])
+    groups = group(experiment, dataset, everyone, display)
+    mix = np.array([everyone.mix(k) for k in display.track(range(len(everyone)), "drawing the fleet", "devices")])
     return Portrait(everyone, groups, mix)
 
 
 def write(portrait: Portrait, out: Path) -> list[Path]:
     """devices.csv (everything per device), clusters.csv (taken back by clusters.method = "file"), the picture."""
     out.mkdir(parents=True, exist_ok=True)
-    devices, weights, assignment = portrait.fleet, portrait.fleet.weights, portrait.clusters.assignment
+    devices, weights = portrait.fleet, portrait.fleet.weights
+    assignment = in_words(portrait.clusters.assignment)
     classes = [f"class_{c}" for c in range(portrait.mix.shape[1])]
     rows = [
         [portrait.name(k), assignment[k], devices.sizes[k], weights[k], devices.major_class[k], *portrait.mix[k]]
         for k in range(len(devices))
     ]
     table(out / "devices.csv", ["device", "cluster", "samples", "p_k", "major_class", *classes], rows)
-    table(out / "clusters.csv", ["device", "cluster"], [row[:2] for row in rows])
+    clusters_table(out / "clusters.csv", portrait.clusters, [row[0] for row in rows])
     picture(portrait, out / "partition.png")
     return [out / name for name in ("devices.csv", "clusters.csv", "partition.png")]
 
 
-def table(path: Path, header: list[str], rows: list[list[Any]]) -> None:
+def clusters_table(path: Path, groups: clusters.Clusters, names: list[Any]) -> None:
+    """What clusters.method = "file" takes back."""
+    columns = [groups.assignment] if groups.second is None else [groups.assignment, groups.second]
+    header = ["device", "cluster", "second"][: len(columns) + 1]
+    table(path, header, zip(names, *map(in_words, columns), strict=True))
+
+
+def in_words(assignment: Ints) -> list[str]:
+    """Numbers of clusters, or none."""
+    words = [*map(str, range(int(assignment.max()) + 1)), "none"]  # the last is at -1
+    return [words[cluster] for cluster in assignment.tolist()]
+
+
+def table(path: Path, header: list[str], rows: Iterable[Sequence[Any]]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([header, *rows])
+    writer.writerow(header)
+    writer.writerows(rows)
     write_atomically(path, text.getvalue())
 
 

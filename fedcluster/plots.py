@@ -1,5 +1,6 @@
 """Pictures made from the record. The same colour for the same method everywhere; safe for colour-blind eyes."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ COLOURS = {"fedcluster": "#0072B2", "fedavg": "#D55E00", "centralized": "#5A5A5A
 LABELS = {"fedcluster": "FedCluster", "fedavg": "FedAvg", "centralized": "centralized SGD"}
 
 
-def canvas(columns: int, width: float, height: float) -> tuple[Any, Any]:
+def canvas(columns: int, width: float, height: float, widths: tuple[float, ...] | None = None) -> tuple[Any, Any]:
     """A figure that belongs to no window and no global state."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
-    axes = figure.subplots(1, columns, squeeze=False)[0]
+    axes = figure.subplots(1, columns, squeeze=False, width_ratios=widths)[0]
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
     return figure, axes
@@ -34,9 +35,23 @@ def save(figure: Any, path: Path) -> None:
     write_atomically(path, lambda file: figure.savefig(file, format="png"))
 
 
-def curves(histories: dict[str, list[list[Line]]], path: Path, title: str = "") -> None:
-    """Training loss (the test's, where training data are elsewhere) and test accuracy over rounds: a line per method, a
-    band over its seeds (lowest to highest)."""
+# what curves can be drawn over: its label, and its value in a line of metrics
+X: dict[str, tuple[str, Callable[[Line], float]]] = {
+    "rounds": ("learning rounds", lambda line: line["round"]),
+    "aggregations": ("aggregations", lambda line: line.get("aggregations", 0)),
+    "updates": ("device updates", lambda line: line.get("device_updates", 0)),
+    "bytes": ("gigabytes sent and received", lambda line: (line.get("bytes_up", 0) + line.get("bytes_down", 0)) / 1e9),
+    "time": ("simulated hours", lambda line: line.get("simulated_seconds", 0) / 3600),
+}
+
+
+def curves(histories: dict[str, list[list[Line]]], path: Path, title: str = "", x: str = "rounds") -> None:
+    """Training loss (the test's, where training data are elsewhere) and test accuracy over `x`: a line per method, a
+    band over its seeds (lowest to highest).
+
+    Where seeds do not have their rounds at the same x, their curves are joined by straight lines up to where the
+    first of them ends. A method to which nothing happens in x (centralized SGD sends nothing) is left out.
+    """
     figure, axes = canvas(2, 9.5, 3.8)
     known = all("train_loss" in line for seeds in histories.values() for lines in seeds for line in lines)
     loss = ("train_loss", "training loss (cross-entropy)") if known else ("test_loss", "test loss (cross-entropy)")
@@ -45,13 +60,18 @@ def curves(histories: dict[str, list[list[Line]]], path: Path, title: str = "") 
         (axes[1], "test_accuracy", "test accuracy (%)", 100.0),
     ):
         for method, seeds in histories.items():
-            x = np.array([line["round"] for line in seeds[0]])
-            y = np.array([[line[key] for line in lines] for lines in seeds]) * scale
-            colour = COLOURS.get(method)
-            ax.plot(x, y.mean(axis=0), color=colour, label=LABELS.get(method, method), lw=1.8)
+            at = [np.array([X[x][1](line) for line in lines], np.float64) for lines in seeds]
+            there = np.unique(np.concatenate([one[one <= min(other[-1] for other in at)] for one in at]))
+            if there[-1] == 0:
+                continue
+            y = np.array(
+                [np.interp(there, one, [line[key] for line in lines]) for one, lines in zip(at, seeds, strict=True)]
+            )
+            y, colour = y * scale, COLOURS.get(method)
+            ax.plot(there, y.mean(axis=0), color=colour, label=LABELS.get(method, method), lw=1.8)
             if len(seeds) > 1:
-                ax.fill_between(x, y.min(axis=0), y.max(axis=0), color=colour, alpha=0.2, lw=0)
-        ax.set_xlabel("learning rounds")
+                ax.fill_between(there, y.min(axis=0), y.max(axis=0), color=colour, alpha=0.2, lw=0)
+        ax.set_xlabel(X[x][0])
         ax.set_ylabel(label)
         ax.grid(alpha=0.25)
         if ax is axes[0]:

@@ -9,18 +9,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedcluster import algorithms, clusters, fleet, models, sources
+from fedcluster import clock as clocks
 from fedcluster.dataset import Dataset
 from fedcluster.display import Display
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.evaluate import Evaluator
 from fedcluster.executor import Executor, InProcess
 from fedcluster.experiment import Experiment, Local
-from fedcluster.learner import Learner
-from fedcluster.ranks import Ranks, among_ranks
+from fedcluster.learner import Learner, Objective, cross_entropy
+from fedcluster.ledger import size
+from fedcluster.ranks import Ranks, among_ranks, from_rank_0
 from fedcluster.schedule import Cycle, Schedule
 from fedcluster.stacked import Stacked, faster, stackable
 from fedcluster.state import Message, State
+from fedcluster.survey import gradient_sketches
 from fedcluster.workers import Workers, sendable
+
+MANY = 20_000  # devices, whose clusters take more than a moment to find
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +41,7 @@ class Setup:
     algorithm: algorithms.FedAvg
     optimizer: algorithms.ServerOptimizer | None
     executor: Executor
+    clock: clocks.Clock | None
     evaluate: Evaluator
     start: State
     new: Message  # what a device keeps that has not taken part
@@ -51,16 +57,16 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
         display.say(
             f"{dataset.name}: a class is smaller than a device's share of it, so devices hold samples more than once"
         )
-    groups = clusters.build(options, everyone, seed)
-    schedule = Schedule(options, everyone, groups, seed)
+    groups = group(experiment, dataset, everyone, display)
+    if groups.left_out():
+        display.say(f"{groups.left_out():,} of {len(everyone):,} devices are in no cluster, so they take no part")
+    schedule = Schedule(
+        options, everyone, groups, seed, 1.0 if experiment.clock is None else experiment.clock.over_select
+    )
     central = experiment.method == "centralized"
     local = pooled_budget(experiment, everyone, schedule) if central else experiment.local
     algorithm = algorithms.build(local, seed)
-    module = models.build(experiment.model.name, dataset.shape, dataset.classes, seed)
-    learner = Learner(module, device, algorithm.objective)
-    if experiment.model.init is not None:
-        learner.load(starting_point(Path(experiment.model.init).expanduser(), learner))
-    check_output(learner, dataset)
+    learner = beginner(experiment, dataset, device, algorithm.objective)
     evaluate = Evaluator(learner, dataset, everyone, seed)
     devices = len(everyone)
     if central:
@@ -68,6 +74,12 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
         schedule = Schedule(options, everyone, groups, seed)
         devices = 0  # the data are in one place: nothing travels
     optimizer = None if central else algorithms.optimizer(experiment.server)
+    start = algorithms.first_state(algorithm, optimizer, learner.w.clone(), learner.size)
+    clock = None
+    if experiment.clock is not None and not central:
+        clocks.check(experiment.clock, schedule)
+        down, up = (sum(map(size, messages)) for messages in algorithms.messages(algorithm, start))
+        clock = clocks.Clock(experiment.clock, everyone, local, seed, down, up)
     return Setup(
         experiment=experiment,
         dataset=dataset,
@@ -78,11 +90,37 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
         algorithm=algorithm,
         optimizer=optimizer,
         executor=InProcess(algorithm, learner, dataset, everyone, local, seed),
+        clock=clock,
         evaluate=evaluate,
-        start=algorithms.first_state(algorithm, optimizer, learner.w.clone(), learner.size),
+        start=start,
         new=algorithm.device_memory(learner.w, learner.size),
         devices=devices,
     )
+
+
+def beginner(
+    experiment: Experiment, dataset: Dataset, device: str = "cpu", objective: Objective = cross_entropy
+) -> Learner:
+    """The model at its start W_0."""
+    module = models.build(experiment.model.name, dataset.shape, dataset.classes, experiment.seed)
+    learner = Learner(module, device, objective)
+    if experiment.model.init is not None:
+        learner.load(starting_point(Path(experiment.model.init).expanduser(), learner, "model.init"))
+    check_output(learner, dataset)
+    return learner
+
+
+def group(experiment: Experiment, dataset: Dataset, everyone: fleet.Fleet, display: Display) -> clusters.Clusters:
+    """The clusters; where they go by gradients, by those of cross-entropy at W_0, which under torchrun are rank 0's."""
+    options, seed, features = experiment.clusters, experiment.seed, None
+    searched = options.method in ("balanced", "similar")
+    if searched and len(everyone) >= MANY:
+        display.say(f"looking for {options.method} clusters of {len(everyone):,} devices")
+    if searched and options.features == "gradients":
+        learner = beginner(experiment, dataset)
+        features = gradient_sketches(learner, learner.w.clone(), dataset, everyone, experiment.local, seed, display)
+        features = from_rank_0(features)
+    return clusters.build(options, everyone, seed, features)
 
 
 def executor_of(experiment: Experiment, dataset: Dataset) -> InProcess:
@@ -130,21 +168,21 @@ def together(here: InProcess, cohorts: str, largest: Cycle, sent: Message, count
     return won
 
 
-def starting_point(path: Path, learner: Learner) -> torch.Tensor:
-    """W_0 from a safetensors file whose tensors are named as in the model's state dict."""
+def starting_point(path: Path, learner: Learner, key: str) -> torch.Tensor:
+    """A model from a safetensors file whose tensors are named as in the model's state dict; `key` asked for it."""
     try:
         tensors = load_file(path)
     except FileNotFoundError:
-        raise BadData(f"model.init: there is no file {path}") from None
+        raise BadData(f"{key}: there is no file {path}") from None
     except (OSError, SafetensorError) as error:
-        raise BadData(f"model.init: {path} is not a safetensors file ({error})") from None
+        raise BadData(f"{key}: {path} is not a safetensors file ({error})") from None
     expected = learner.shapes
     for name in expected.keys() | tensors.keys():
         if name not in tensors or name not in expected or tuple(tensors[name].shape) != expected[name]:
-            raise BadData(f"model.init: {path} must have the tensors {form(expected)}, but {name} does not fit")
+            raise BadData(f"{key}: {path} must have the tensors {form(expected)}, but {name} does not fit")
     vector = learner.vector(tensors)
     if not torch.isfinite(vector).all():
-        raise BadData(f"model.init: {path} has values that are not finite")
+        raise BadData(f"{key}: {path} has values that are not finite")
     return vector
 
 

@@ -8,14 +8,16 @@ restart (--max-restarts), starts all again: rank 0 goes on from the checkpoint a
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 
 import torch
 from torch import distributed
 
 from fedcluster.accept import ELSEWHERE, Update
 from fedcluster.executor import InProcess, Memory
+from fedcluster.fleet import Floats
 from fedcluster.schedule import Cycle
-from fedcluster.state import Message, State
+from fedcluster.state import Message, State, Time
 
 
 class Ranks:
@@ -77,15 +79,16 @@ def agree(state: State, new: Message) -> State:
     """Everybody goes on from where rank 0 is. `new` is what a device that has not taken part keeps."""
     if not distributed.is_initialized():
         return state
-    position = torch.tensor([state.round, state.cycle, len(state.devices)], device=state.model.device)
+    where = [state.round, state.cycle, len(state.devices), *astuple(state.time)]
+    position = torch.tensor(where, dtype=torch.int64, device=state.model.device)
     distributed.broadcast(position, 0)
-    round, cycle, count = position.tolist()
+    round, cycle, count, *time = position.tolist()
     known = torch.tensor(sorted(state.devices) or [0] * count, dtype=torch.int64, device=state.model.device)
     if count:
         distributed.broadcast(known, 0)
     memory = {device: hand_round(state.devices.get(device, new), 0) for device in known.tolist()}
     kept = hand_round({"model": state.model} | state.server, 0)
-    return State(kept.pop("model"), kept, memory, round, cycle)
+    return State(kept.pop("model"), kept, memory, round, cycle, Time(*time))
 
 
 def hand_round(message: Message, source: int) -> Message:
@@ -94,6 +97,16 @@ def hand_round(message: Message, source: int) -> Message:
     for tensor in copies.values():
         distributed.broadcast(tensor, source)
     return copies
+
+
+def from_rank_0(rows: Floats) -> Floats:
+    """Rank 0's numbers for everybody: another machine may round otherwise."""
+    if not distributed.is_initialized():
+        return rows
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    numbers = torch.from_numpy(rows).to(device)
+    distributed.broadcast(numbers, 0)
+    return numbers.cpu().numpy()
 
 
 def everywhere(number: int) -> int:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fedcluster import checkpoint
+from fedcluster.clock import Turn
 from fedcluster.display import Display
 from fedcluster.files import write_atomically
 from fedcluster.ledger import Ledger
-from fedcluster.schedule import Cycle
 from fedcluster.state import State
 
 Line = dict[str, Any]
@@ -23,7 +23,8 @@ class Recorder:
     """Writes down cycles and rounds, shows them, and saves the state every few seconds.
 
     `seconds` is the training time of the round so far: from one record to the next, evaluation and saving
-    left out. `history` and `turns` are the lines of an earlier run that this one continues.
+    left out. `history` and `turns` are the lines of an earlier run that this one continues. In a `timed` run the
+    lines say what the clock says.
     """
 
     def __init__(
@@ -34,8 +35,9 @@ class Recorder:
         seconds: float = 0.0,
         history: list[Line] | None = None,
         turns: list[Line] | None = None,
+        timed: bool = False,
     ) -> None:
-        self.folder, self.display, self.ledger, self.seconds = folder, display, ledger, seconds
+        self.folder, self.display, self.ledger, self.seconds, self.timed = folder, display, ledger, seconds, timed
         self.rounds = Lines(folder / "metrics.jsonl" if folder else None, history or [])
         self.cycles = Lines(folder / "cycles.jsonl" if folder else None, turns or [])
         before: float = self.rounds.lines[-1]["elapsed"] if self.rounds.lines else 0.0
@@ -48,7 +50,8 @@ class Recorder:
     def history(self) -> list[Line]:
         return self.rounds.lines
 
-    def cycle(self, cycle: Cycle, state: State, changed: bool) -> None:
+    def cycle(self, turn: Turn, state: State, changed: bool) -> None:
+        cycle = turn.back
         spent = time.perf_counter() - self.mark
         self.seconds += spent
         refusals = self.ledger.close(changed)
@@ -69,6 +72,7 @@ class Recorder:
                 "reasons": refusals,
                 "missing": self.ledger.missing,
                 "seconds": spent,
+                **(simulated(turn) if self.timed else {}),
             }
         )
         self.display.cycle(cycle.round, cycle.cycle, len(cycle.cohort) / spent)
@@ -77,6 +81,10 @@ class Recorder:
     def round(self, state: State, scores: dict[str, float]) -> None:
         elapsed = time.perf_counter() - self.began
         line = {"round": state.round, **scores, **self.ledger.counts, "seconds": self.seconds, "elapsed": elapsed}
+        if self.timed:
+            told = state.time
+            line |= {"simulated_seconds": told.now / 1000, "idle_seconds": told.idle / 1000}
+            line |= {"dropped": told.dropped, "late": told.late, "failed_cycles": told.failed}
         self.rounds.append(line)
         self.display.round(line)
         self.seconds = 0.0
@@ -122,6 +130,19 @@ class Lines:
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
+
+
+def simulated(turn: Turn) -> Line:
+    """What the clock says of a cycle: when it opened, when it was over, and who did not come back."""
+    assert turn.lost is not None
+    assert turn.late is not None
+    return {
+        "opened": turn.opened / 1000,
+        "simulated_seconds": turn.time.now / 1000,
+        "failed": turn.failed,
+        "dropped": turn.lost.tolist(),
+        "late": turn.late.tolist(),
+    }
 
 
 def dump(line: Line) -> str:

@@ -12,23 +12,26 @@ from fedcluster.rng import stream
 
 @dataclass(frozen=True, eq=False)
 class Cycle:
-    """One cluster's turn: its cohort S_K^(j), and the weights p_k of the cohort's devices."""
+    """One cluster's turn: its cohort S_K^(j), and the weights p_k of the cohort's devices. `wanted` updates make it
+    done; more devices than that are asked only where some are expected not to come back."""
 
     round: int
     cycle: int
     cluster: int
     cohort: Ints
     weights: Floats
+    wanted: int = 0
 
 
 class Schedule:
     """M cycles make one round; every device is in at most one cohort a round."""
 
-    def __init__(self, options: Options, fleet: Fleet, clusters: Clusters, seed: int) -> None:
+    def __init__(self, options: Options, fleet: Fleet, clusters: Clusters, seed: int, over_select: float = 1.0) -> None:
         self.options = options
         self.fleet = fleet
         self.clusters = clusters
         self.seed = seed
+        self.over_select = over_select
 
     def round(self, j: int) -> list[Cycle]:
         """The cycles of round j, in the order in which the clusters take their turns."""
@@ -38,15 +41,17 @@ class Schedule:
         clusters = self.clusters
         if self.options.method == "redrawn":
             clusters = build(self.options, self.fleet, self.seed, round=j)
-        return [self.cycle(j, position, int(K), clusters.members[K]) for position, K in enumerate(order)]
+        members = clusters.members_in(j, self.seed)
+        return [self.cycle(j, position, int(K), members[K]) for position, K in enumerate(order)]
 
     def cycle(self, j: int, position: int, cluster: int, members: Ints) -> Cycle:
-        """Sample the participating share of the cluster uniformly, at least one device."""
-        take = max(1, int(np.floor(self.options.participation * len(members) + 0.5)))
-        chosen = stream(self.seed, "cohort", j, cluster).choice(len(members), take, replace=False, shuffle=False)
+        """Sample the participating share of the cluster uniformly, at least one device where there is one."""
+        wanted = min(len(members), max(1, int(np.floor(self.options.participation * len(members) + 0.5))))
+        asked = min(len(members), int(np.ceil(round(self.over_select * wanted, 6))))
+        chosen = stream(self.seed, "cohort", j, cluster).choice(len(members), asked, replace=False, shuffle=False)
         cohort = members[np.sort(chosen)]
-        return Cycle(j, position, cluster, cohort, self.fleet.weights[cohort])
+        return Cycle(j, position, cluster, cohort, self.fleet.weights[cohort], wanted)
 
     def cohort_size(self) -> int:
-        """Devices that take part in a round, over all clusters."""
-        return sum(len(cycle.cohort) for cycle in self.round(0))
+        """Updates that make a round, over all clusters."""
+        return sum(cycle.wanted for cycle in self.round(0))

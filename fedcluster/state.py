@@ -8,13 +8,27 @@ Message = dict[str, Tensor]
 """What travels between server and device, and what either keeps: flat vectors by name."""
 
 
+@dataclass(frozen=True)
+class Time:
+    """Simulated time since the start in milliseconds, how much of it nobody worked, and who did not come back: devices
+    lost, devices late, and cycles that failed. All 0 in a run without a clock."""
+
+    now: int = 0
+    idle: int = 0
+    dropped: int = 0
+    late: int = 0
+    failed: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class State:
     """The global model W_{jM+K}, what the server and the devices keep, and the position: round j and cycle K come
-    next. Only devices that have taken part and have something to keep are in `devices`, which grows in place."""
+    next, at this simulated time. Only devices that have taken part and have something to keep are in `devices`, which
+    grows in place."""
 
     model: Tensor
     server: Message = field(default_factory=dict)
     devices: dict[int, Message] = field(default_factory=dict)
     round: int = 0
     cycle: int = 0
+    time: Time = Time()

@@ -17,6 +17,7 @@ from torch import nn
 import fedcluster
 from fedcluster.accept import accept
 from fedcluster.algorithms import exchanged
+from fedcluster.clock import everybody
 from fedcluster.display import Display, suited
 from fedcluster.errors import BadExperiment, BadRun, BudgetExceeded, Diverged
 from fedcluster.experiment import Experiment
@@ -102,7 +103,7 @@ def begin(setup: Setup, folder: Folder | None, display: Display) -> tuple[Record
     rounds, cycles = setup.experiment.rounds, setup.clusters.count
     if folder is None:
         display.begin(rounds, cycles, done=0)
-        return Recorder(None, display, Ledger(setup.devices)), setup.start
+        return Recorder(None, display, Ledger(setup.devices), timed=setup.clock is not None), setup.start
     known = facts(setup)
     before, now = folder.noted("arithmetic"), known["arithmetic"]
     if before not in (None, now):
@@ -112,7 +113,7 @@ def begin(setup: Setup, folder: Folder | None, display: Display) -> tuple[Record
     if folder.begun:
         display.say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
     display.begin(rounds, cycles, done=state.round)
-    return Recorder(folder.path, display, ledger, seconds, history, turns), state
+    return Recorder(folder.path, display, ledger, seconds, history, turns, setup.clock is not None), state
 
 
 def train(setup: Setup, recorder: Recorder, state: State) -> State:
@@ -121,16 +122,18 @@ def train(setup: Setup, recorder: Recorder, state: State) -> State:
     for j in range(state.round, setup.experiment.rounds):
         for cycle in setup.schedule.round(j)[state.cycle :]:
             before = state
+            turn = setup.clock.turn(cycle, state.time) if setup.clock else everybody(cycle, state.time)
+            cycle = turn.back  # those who come back in time
             for number, exchange in enumerate(setup.algorithm.exchanges):  # of nearly every algorithm: one
                 sent, form = exchange.broadcast(state), exchange.form(state)
-                ledger.send(cycle, sent, number)
+                ledger.send(cycle if number else turn.begin, sent, number)
                 uploads = setup.executor.train(cycle, sent, number, state.devices)
                 updates = accept(ledger.receive(uploads, cycle, form, number), cycle, form, ledger.refuse)
                 state = exchange.combine(state, updates, cycle)  # W_{jM+K} -> W_{jM+K+1}
             if setup.optimizer is not None:
                 state = setup.optimizer.step(before, state)
-            state = replace(state, cycle=cycle.cycle + 1)
-            recorder.cycle(cycle, state, changed=state.model is not before.model)
+            state = replace(state, cycle=cycle.cycle + 1, time=turn.time)
+            recorder.cycle(turn, state, changed=state.model is not before.model)
         state = replace(state, round=j + 1, cycle=0)
         if leading():
             scores = setup.evaluate(state.model)
@@ -177,9 +180,10 @@ def facts(setup: Setup) -> dict[str, Any]:
         "cohorts": "stacked" if isinstance(setup.executor, Stacked) else "sequential",
         "fingerprints": {
             "data": setup.dataset.digest() if setup.dataset else "with the devices",
-            "clusters": sha256(setup.clusters.assignment.tobytes()).hexdigest(),
+            "clusters": setup.clusters.digest(),
             "model": sha256(setup.start.model.cpu().numpy().tobytes()).hexdigest(),
-        },
+        }
+        | ({"fleet": setup.fleet.known.digest()} if setup.fleet.known.columns() else {}),
         "start": setup.evaluate(setup.start.model),
     }
 

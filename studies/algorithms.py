@@ -36,6 +36,7 @@ ROWS: dict[str, dict[str, Any]] = {name: {"local.algorithm": name} for name in A
 ROWS["fednova"] |= {"local.steps": [10, 30]}
 ROWS = {"fedavg, steps [10, 30]": {"local.steps": [10, 30]}} | ROWS
 
+AT_RANDOM = math.log(10)  # cross-entropy of a guess among ten classes
 Cell = tuple[str, int, float]
 
 
@@ -62,7 +63,7 @@ def label(cell: Cell, lr: float, seed: int) -> str:
 
 
 def losses(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, tuple[float, float]]:
-    """The last training loss and test accuracy of every job; a run that diverged has an infinite loss."""
+    """The last training loss and test accuracy of every job; infinite for a run that is worse off than at random."""
     began, shown = time.monotonic(), -60.0
 
     def tell(done: int, total: int) -> None:
@@ -77,7 +78,8 @@ def losses(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, tuple[floa
         shutil.rmtree(runs / job.name / "checkpoint", ignore_errors=True)  # what devices keep takes a lot of room
         lines = histories[job.name]
         last = {} if isinstance(lines, Diverged) else lines[-1]
-        found[key] = (last.get("train_loss", math.inf), last.get("test_accuracy", 0.0))
+        loss = last.get("train_loss", math.inf)
+        found[key] = (loss if loss < AT_RANDOM else math.inf, last.get("test_accuracy", 0.0))
     return found
 
 
@@ -144,11 +146,16 @@ def table(rows: list[list[Any]]) -> str:
         parts = []
         for rho in RHOS:
             (one, one_lr), (ten, ten_lr) = (cell_losses(rows, name, count, rho) for count in COUNTS)
-            ratios = [a / b for a, b in zip(one, ten, strict=True)]
-            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-            parts.append(f"{fmean(one):.3f} ({one_lr:g}) | {fmean(ten):.3f} ({ten_lr:g}) | {spread}")
+            ratios = [a / b for a, b in zip(one, ten, strict=True) if math.isfinite(a) and math.isfinite(b)]
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
+            parts.append(f"{told(one)} ({one_lr:g}) | {told(ten)} ({ten_lr:g}) | {spread}")
         lines.append(f"| {name} | " + " | ".join(parts) + " |")
     return "\n".join(lines) + "\n"
+
+
+def told(found: list[float]) -> str:
+    lost = sum(map(math.isinf, found))
+    return f"diverges, {lost} of {len(found)}" if lost else f"{fmean(found):.3f}"
 
 
 def picture(rows: list[list[Any]], path: Path) -> None:
@@ -158,8 +165,10 @@ def picture(rows: list[list[Any]], path: Path) -> None:
         for count, colour, marker, shift in ((1, "#D55E00", "o", -0.14), (10, "#0072B2", "s", 0.14)):
             for y, name in enumerate(names):
                 found, _ = cell_losses(rows, name, count, rho)
+                found = [min(loss, AT_RANDOM) for loss in found]
                 ax.plot([min(found), max(found)], [y + shift] * 2, color=colour, lw=1.5)
                 ax.plot(fmean(found), y + shift, marker, color=colour, ms=5, label=f"M = {count}" if y == 0 else None)
+        ax.axvline(AT_RANDOM, color="#9a9a9a", lw=1, ls=":")
         ax.set(xscale="log", title=f"rho_device = {rho}", xlabel=f"training loss after {ROUNDS} rounds")
         ax.set_yticks(range(len(names)), names if ax is axes[0] else [""] * len(names))
         ax.invert_yaxis()

@@ -125,7 +125,14 @@ def test_bad_experiments_end_in_one_sentence(
         (["compare", "experiment.toml", "--methods", "fedsgd"], 2, "methods are fedavg, fedcluster, centralized"),
         (["compare", "experiment.toml", "--lr", "best"], 2, "lr is paper, equal, tuned"),
         (["compare", "experiment.toml", "--seeds", "0"], 2, "seeds at least 1"),
+        (["compare", "experiment.toml", "--x", "miles"], 2, "x is rounds, aggregations, updates, bytes, time"),
+        (["compare", "experiment.toml", "--x", "time"], 2, "add a section [clock] to the experiment"),
         (["partition", "none.toml"], 3, "there is no such experiment file"),
+        (["plan", "none.csv", "--count", "2"], 3, "fleet.path: cannot read none.csv"),
+        (["plan", "experiment.toml", "--count", "2"], 3, "column 'rounds = 3' is not known"),
+        (["plan", "experiment.toml", "--count", "2", "--soft"], 2, "--soft needs --availability"),
+        (["plan", "experiment.toml", "--count", "2", "--date", "May"], 2, "write a day as YYYY-MM-DD"),
+        (["plan", "experiment.toml"], 2, "Missing option '--count'"),
     ],
 )
 def test_bad_words_end_in_one_sentence(
@@ -190,6 +197,72 @@ def test_partition_shows_and_writes_what_can_be_read_back(here: Here, write_expe
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"devices.csv", "clusters.csv", "partition.png"}
     path = write_experiment(**keys, clusters={"method": "file", "path": "out/clusters.csv", "participation": 1.0})
     assert "7 devices in 3 clusters" in here("run", path, "--out", "run")[1]
+
+
+def test_compare_over_simulated_time(here: Here, write_experiment: Write, tmp_path: Path) -> None:
+    path = write_experiment(fleet={"devices": 30, "samples": 20, "world": "diurnal"}, clock={})
+    code, text, err = here("compare", path, "--seeds", "2", "--x", "time", "--out", "out")
+    assert code == 0, err
+    assert "simulated hours to loss" in text
+    report = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    for method in ("fedavg", "fedcluster"):
+        spent = report["methods"][method]["time_to_target"]
+        seconds = [line["simulated_seconds"] for line in report["methods"][method]["final"]]
+        assert all(hours is None or 0 <= hours <= last / 3600 for hours, last in zip(spent, seconds, strict=True))
+    for x in ("updates", "bytes", "aggregations"):
+        assert here("compare", path, "--seeds", "2", "--x", x, "--out", "out", "--resume")[0] == 0
+
+
+FLEET = """device,timezone,samples
+tokyo,Asia/Tokyo,20
+osaka,Asia/Tokyo,30
+berlin,Europe/Berlin,40
+paris,Europe/Paris,50
+lima,America/Lima,60
+nowhere,America/Lima,20
+"""
+TRACE = """device,start,end,timezone
+tokyo,79200,108000,Asia/Tokyo
+osaka,79200,108000,Asia/Tokyo
+berlin,82800,108000,Europe/Berlin
+paris,82800,108000,Europe/Paris
+lima,79200,108000,America/Lima
+"""
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_plan_is_taken_back_by_a_run(soft: bool, here: Here, write_experiment: Write, tmp_path: Path) -> None:
+    (tmp_path / "fleet.csv").write_text(FLEET)
+    (tmp_path / "trace.csv").write_text(TRACE)
+    words = ["plan", "fleet.csv", "--availability", "trace.csv", "--count", "4", "--out", "out", *["--soft"] * soft]
+    code, text, err = here(*words)
+    assert code == 0, err
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"clusters.csv", "plan.png"}
+    assert "1 of 6 devices (16.7%) are never free long enough" in text
+    rows = (tmp_path / "out" / "clusters.csv").read_text().splitlines()
+    assert rows[-1] == ("nowhere,none,none" if soft else "nowhere,none")
+    keys = {
+        "fleet": {"path": "fleet.csv", "availability": "trace.csv"},
+        "clusters": {"method": "file", "path": "out/clusters.csv", "participation": 1.0, "order": "cyclic"},
+        "clock": {},
+    }
+    code, text, err = here("run", write_experiment(**keys), "--out", "run")
+    assert code == 0, err
+    assert "1 of 6 devices are in no cluster" in err
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["device_updates"] > 0
+    assert not any(line["dropped"] for line in lines)  # nothing is known of their speed, so it takes no time
+    assert lines[-1]["simulated_seconds"] > 2 * 86400 * 0.5
+
+
+def test_a_plan_by_time_zone(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "fleet.csv").write_text(FLEET)
+    code, text, _ = here("plan", "fleet.csv", "--count", "3", "--out", "out")
+    assert (code, "never free" in text) == (0, False)
+    assert "+9 to +9" in text
+    assert "-5 to -5" in text
+    rows = (tmp_path / "out" / "clusters.csv").read_text().splitlines()
+    assert rows[1:] == ["tokyo,0", "osaka,0", "berlin,1", "paris,1", "lima,2", "nowhere,2"]
 
 
 def test_default_folders_are_new_each_time(here: Here, write_experiment: Write, tmp_path: Path) -> None:

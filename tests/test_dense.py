@@ -1,5 +1,6 @@
 """The compiled loop over a chain of linear layers takes autograd's steps, as exactly as float32 allows."""
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -13,8 +14,11 @@ from torch.nn import functional as F
 
 import fedcluster
 from fedcluster import compiled, models
+from fedcluster import fleet as fleets
+from fedcluster.accept import finite
 from fedcluster.aggregate import average
 from fedcluster.display import Display
+from fedcluster.evaluate import Evaluator
 from fedcluster.learner import Learner
 
 needs_compiler = pytest.mark.skipif(compiled.library() is None, reason="there is no C compiler here")
@@ -110,6 +114,39 @@ def test_bytes_are_seen_as_the_model_sees_them(channels: int) -> None:
         plain.differentiate(dataset.inputs(dataset.x_train[batch]), dataset.y_train[batch])
         plain.w.sub_(plain.gradient, alpha=0.1)
     torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, 60, 61, 250])
+def test_evaluation_finds_what_torch_finds(threads: int, rows: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randint(256, (rows, 3, 4, 4)).to(torch.uint8)
+    dataset = fedcluster.Dataset(x, torch.arange(rows) % 5, x, torch.arange(rows) % 5, classes=5)
+    options = fedcluster.Experiment(fleet={"devices": 1, "samples": 1, "partition": "iid"}).fleet
+    fleet = fleets.build(options, dataset, 0)
+    learner = Learner(network(48, 11, 5))
+    evaluate = Evaluator(learner, dataset, fleet, 0)
+    evaluate.threads = threads
+    fast = evaluate(learner.w.clone())
+    learner.chain = None
+    slow = evaluate(learner.w.clone())
+    assert fast == pytest.approx(slow, rel=1e-5)
+    assert fast["test_accuracy"] == slow["test_accuracy"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [1, 8, 1003])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), 3.4e38, 0.0, 1e-45])
+def test_what_is_finite_is_known_in_every_place(size: int, odd: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in {0, size // 2, size - 1}:
+        vector = torch.full((size,), 3.4e38)  # the sum is not finite
+        vector[place] = odd
+        assert finite(vector) == math.isfinite(odd)
+        assert compiled.applies(vector)
+        with monkeypatch.context() as without:
+            without.setattr(compiled, "library", lambda: None)
+            assert finite(vector) == math.isfinite(odd)
 
 
 @needs_compiler

@@ -22,10 +22,14 @@ samples = 500
 partition = "major_class"
 rho_device = 0.5
 alpha = 0.3
+date = "2026-01-01"
 [clusters]
 method = "random"
 count = 10
 rho_cluster = 0.1
+features = "labels"
+free_seconds = 600.0
+soft = false
 order = "reshuffle"
 participation = 0.1
 [model]
@@ -82,10 +86,14 @@ def test_an_experiment_is_frozen() -> None:
 
 def test_paths_are_found_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "data.npz").touch()
-    (tmp_path / "e.toml").write_text('[data]\nname = "data.npz"\n[model]\ninit = "none.safetensors"\n')
+    (tmp_path / "fleet.csv").touch()
+    keys = '[data]\nname = "data.npz"\n[fleet]\npath = "fleet.csv"\navailability = "none.csv"\n'
+    (tmp_path / "e.toml").write_text(keys + '[model]\ninit = "none.safetensors"\n')
     experiment = fedcluster.load(tmp_path / "e.toml")
     assert experiment.data.name == str(tmp_path / "data.npz")
     assert experiment.model.init == "none.safetensors"
+    assert (experiment.fleet.path, experiment.fleet.availability) == (str(tmp_path / "fleet.csv"), "none.csv")
+    assert experiment.fleet.devices is None
 
 
 def test_overrides_take_toml_values_and_plain_words(tmp_path: Path) -> None:
@@ -109,10 +117,11 @@ def test_public_names() -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ([], ["run", "compare", "partition", "--version"]),
+        ([], ["run", "compare", "partition", "plan", "--version"]),
         (["run"], ["-o", "--out", "--resume"]),
-        (["compare"], ["-o", "--methods", "--seeds", "--lr", "--target", "--out", "--resume"]),
+        (["compare"], ["-o", "--methods", "--seeds", "--lr", "--target", "--x", "--out", "--resume"]),
         (["partition"], ["-o", "--out"]),
+        (["plan"], ["FLEET", "--availability", "--count", "--soft", "--out"]),
     ],
 )
 def test_the_command_line_stays(command: list[str], words: list[str], here: Here) -> None:

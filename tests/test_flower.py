@@ -77,6 +77,8 @@ def entry(device: str, **more: Any) -> str:
         entry("3", shape=[]),
         entry("3", timezone="x" * 100),
         entry("3", timezone="\u001b[2J"),
+        entry("3", timezone="Mars/Olympus"),
+        entry("3", labels=[1, 2]),
         entry("3", weight=1e12),
     ],
 )
@@ -124,6 +126,22 @@ def test_clusters_by_class_need_devices_that_tell() -> None:
     roster.note(read_registration(entry("1")))
     with pytest.raises(BadExperiment, match="device 1 does not tell: join with --tell-labels"):
         roster.admit(0, print)
+
+
+def test_clusters_by_time_zone_and_by_label_counts_are_the_simulators() -> None:
+    roster = Roster(EXPERIMENT.with_(**{"clusters.method": "timezone"}))
+    for device, place in (("0", "Asia/Tokyo"), ("1", "America/New_York"), ("2", "Asia/Seoul"), ("3", "America/Lima")):
+        roster.note(read_registration(entry(device, timezone=place)))
+    roster.admit(0, print)
+    groups = [one.cluster for one in roster.entries]
+    assert (groups[0] == groups[2], groups[1] == groups[3], groups[0] != groups[1]) == (True, True, True)
+
+    roster = Roster(EXPERIMENT.with_(**{"clusters.method": "balanced"}))
+    for device, labels in (("0", [10, 0, 0]), ("1", [10, 0, 0]), ("2", [0, 10, 0]), ("3", [0, 10, 0])):
+        roster.note(read_registration(entry(device, labels=labels)))
+    roster.admit(0, print)
+    groups = [one.cluster for one in roster.entries]
+    assert (groups[0] != groups[1], groups[2] != groups[3]) == (True, True)
 
 
 def test_what_a_device_keeps_belongs_to_one_run_and_to_both_sides_of_its_last_turn() -> None:
@@ -199,6 +217,8 @@ def test_keys_are_for_their_owners_and_are_not_overwritten(here: Here, tmp_path:
         (["serve", "e.toml", "--insecure", "--listen", "here:there"], 2, "HOST:PORT"),
         (["serve", "e.toml", "--certificates", "nowhere"], 3, "has no public keys"),
         (["serve", "e.toml", "--insecure", "-o", "method=centralized"], 2, "use fedcluster run"),
+        (["serve", "e.toml", "--insecure", "-o", "clock.deadline=60"], 2, "a federation takes its own"),
+        (["serve", "e.toml", "--insecure", "-o", "clusters.method=availability"], 2, "which devices do not send"),
         (["run", "e.toml", "-o", "data.name=devices"], 3, "use fedcluster serve"),
         (["join", "--server", "192.0.2.1", "--data", "d.npz", "--device", "0", "--insecure"], 2, "for loopback only"),
         (["join", "--server", "::1", "--data", "d.npz", "--device", "../x", "--insecure"], 2, "letters, digits"),

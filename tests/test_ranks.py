@@ -47,7 +47,8 @@ def test_two_ranks_find_what_one_finds(algorithm: str, tmp_path: Path) -> None:
 
 def test_a_lost_rank_is_started_again_from_the_checkpoint(tmp_path: Path) -> None:
     killer = {"local": KEYS["local"] | {"algorithm": "tests.rank_killer:Killer"}}
-    experiment = fedcluster.Experiment(**KEYS | killer)
+    timed = {"fleet": KEYS["fleet"] | {"world": "diurnal"}, "clock": {"dropout": 0.2, "deadline": 9000.0}}
+    experiment = fedcluster.Experiment(**KEYS | killer | timed)
     fedcluster.run(experiment, tmp_path / "alone", display=Display())
     done = torchrun(experiment, tmp_path / "together", "--max-restarts=1")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -24,7 +24,7 @@ from fedcluster.algorithms.vrl_sgd import VrlSgd
 from fedcluster.experiment import Local, Server, found
 from fedcluster.state import Message, State
 
-__all__ = ["FedAvg", "ServerOptimizer", "build", "exchanged", "first_state", "optimizer"]
+__all__ = ["FedAvg", "ServerOptimizer", "build", "exchanged", "first_state", "messages", "optimizer"]
 
 
 def build(options: Local, seed: int) -> FedAvg:
@@ -79,6 +79,11 @@ def first_state(algorithm: FedAvg, optimizer: ServerOptimizer | None, model: Ten
 
 def exchanged(algorithm: FedAvg, state: State) -> tuple[list[list[str]], list[list[str]]]:
     """The names of the tensors in each download and in each upload of a device's turn."""
-    down = [list(exchange.broadcast(state)) for exchange in algorithm.exchanges]
-    up = [list(exchange.form(state)) for exchange in algorithm.exchanges]
-    return [names for names in down if names], [names for names in up if names]
+    down, up = messages(algorithm, state)
+    return [list(names) for names in down if names], [list(names) for names in up if names]
+
+
+def messages(algorithm: FedAvg, state: State) -> tuple[list[Message], list[Message]]:
+    """What a device downloads and what it uploads in each exchange of its turn."""
+    exchanges = algorithm.exchanges
+    return [exchange.broadcast(state) for exchange in exchanges], [exchange.form(state) for exchange in exchanges]

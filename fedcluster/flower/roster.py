@@ -13,7 +13,15 @@ from typing import Annotated
 from uuid import uuid4
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from fedcluster import clusters
 from fedcluster.clusters import Clusters
@@ -21,7 +29,9 @@ from fedcluster.errors import BadExperiment, BadRun
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
 from fedcluster.fleet import Fleet, Ints
+from fedcluster.fleet_file import Known
 from fedcluster.schedule import Cycle, Schedule
+from fedcluster.zones import hours_ahead, zone
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST = 100  # times the median device's samples that a device may count for
@@ -44,11 +54,24 @@ class Registration(BaseModel):
     slots: Text = ""
     labels: Annotated[list[Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=100_000)] | None = None
 
+    @field_validator("timezone")
+    @classmethod
+    def zone_is_one(cls, name: str) -> str:
+        if name:
+            zone(name)
+        return name
+
+    @model_validator(mode="after")
+    def a_count_for_every_class(self) -> "Registration":
+        if self.labels is not None and len(self.labels) != self.classes:
+            raise ValueError(f"{len(self.labels)} label counts for {self.classes} classes")
+        return self
+
 
 class Entry(Registration):
-    """A device on the roster: its cluster, and the round from which on it takes part."""
+    """A device on the roster: its cluster (-1: it takes no part), and the round from which on it takes part."""
 
-    cluster: Annotated[int, Field(ge=0)] = 0
+    cluster: Annotated[int, Field(ge=-1)] = 0
     since: Annotated[int, Field(ge=0)] = 0
 
 
@@ -118,7 +141,7 @@ class Roster:
             ]
         else:
             for one in newcomers:
-                smallest = int(np.bincount([entry.cluster for entry in self.entries]).argmin())
+                smallest = int(np.bincount([entry.cluster + 1 for entry in self.entries])[1:].argmin())
                 self.entries.append(Entry(**dict(one), cluster=smallest, since=round))
                 say(f"device {one.device} joins cluster {smallest} in round {round + 1}")
         if self.path is not None:
@@ -131,18 +154,24 @@ class Roster:
         entries = self.entries if round is None else [entry for entry in self.entries if entry.since <= round]
         sizes = np.array([entry.samples for entry in entries])
         sizes = np.minimum(sizes, int(np.median(sizes)) * MOST)
-        if self.experiment.clusters.method == "major_class" and any(entry.labels is None for entry in entries):
-            silent = next(entry.device for entry in entries if entry.labels is None)
+        method = self.experiment.clusters.method
+        silent = next((entry.device for entry in entries if entry.labels is None), None)
+        if method in ("major_class", "balanced", "similar") and silent is not None:
             raise BadExperiment(
-                f'clusters.method = "major_class" needs to know what devices hold, and device {silent} does not tell: '
+                f'clusters.method = "{method}" needs to know what devices hold, and device {silent} does not tell: '
                 "join with --tell-labels, or take another clustering"
             )
         major = np.array([int(np.argmax(entry.labels)) if entry.labels else 0 for entry in entries], np.int32)
+        classes = max(entry.classes for entry in entries)
 
         def mix(k: int) -> Ints:
-            return np.array(entries[k].labels or [])
+            told = entries[k].labels or []
+            return np.array(told + [0] * (classes - len(told)))
 
-        return Fleet(sizes, major, elsewhere, mix, names=np.array([entry.device for entry in entries]))
+        day = self.experiment.fleet.date
+        ahead = [hours_ahead(entry.timezone, day) if entry.timezone else np.nan for entry in entries]
+        known = Known(utc_offset=np.array(ahead) if any(entry.timezone for entry in entries) else None)
+        return Fleet(sizes, major, elsewhere, mix, names=np.array([entry.device for entry in entries]), known=known)
 
     def clusters(self, round: int) -> Clusters:
         assignment = np.array([entry.cluster for entry in self.entries if entry.since <= round], np.int32)
@@ -174,4 +203,4 @@ class LiveSchedule(Schedule):
         return super().round(j)
 
     def cohort_size(self) -> int:
-        return sum(len(cycle.cohort) for cycle in super().round(0))
+        return sum(cycle.wanted for cycle in super().round(0))

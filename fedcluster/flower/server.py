@@ -110,6 +110,19 @@ def serve(
 def check(experiment: Experiment) -> None:
     if experiment.method == "centralized":
         raise BadExperiment('method = "centralized" needs all data in one place: use fedcluster run')
+    if experiment.clock is not None:
+        raise BadExperiment(
+            "[clock] simulates time, and a federation takes its own: leave it out, or use fedcluster run"
+        )
+    if experiment.clusters.features == "gradients" and experiment.clusters.method in ("balanced", "similar"):
+        raise BadExperiment(
+            'clusters.features = "gradients" needs all data in one place: take "labels", and join with --tell-labels'
+        )
+    if experiment.clusters.method == "availability":
+        raise BadExperiment(
+            'clusters.method = "availability" needs a trace, which devices do not send: fedcluster plan makes a file '
+            'of clusters, for clusters.method = "file"'
+        )
 
 
 def deploy(
@@ -181,7 +194,7 @@ def prepare(experiment: Experiment, presence: Presence, terms: Terms) -> tuple[S
     algorithm, optimizer = algorithms.build(local, seed), algorithms.optimizer(experiment.server)
     learner = Learner(models.build(experiment.model.name, shape, classes, seed), objective=algorithm.objective)
     if experiment.model.init is not None:
-        learner.load(starting_point(Path(experiment.model.init).expanduser(), learner))
+        learner.load(starting_point(Path(experiment.model.init).expanduser(), learner, "model.init"))
     if dataset is not None:
         check_output(learner, dataset)
     start = algorithms.first_state(algorithm, optimizer, learner.w.clone(), learner.size)
@@ -199,6 +212,7 @@ def prepare(experiment: Experiment, presence: Presence, terms: Terms) -> tuple[S
         algorithm=algorithm,
         optimizer=optimizer,
         executor=Federation(presence, algorithm, plan, most, keeps, terms.deadline),
+        clock=None,
         evaluate=HeldOut(learner, dataset),
         start=start,
         new=NEW if keeps else {},

@@ -6,15 +6,10 @@ from typing import Any
 import numpy as np
 
 from fedcluster.paper.figures import Curve, Panel
-from fedcluster.plots import COLOURS, save
+from fedcluster.plots import COLOURS, X, save
 from fedcluster.record import Line
 
-AXES = {
-    "rounds": ("round", "learning rounds", 1.0),
-    "aggregations": ("aggregations", "aggregations", 1.0),
-    "updates": ("device_updates", "device updates", 1.0),
-    "bytes": ("bytes", "megabytes sent and received", 1e-6),
-}
+AXES = ("rounds", "aggregations", "updates", "bytes")
 QUANTITIES = {"train_loss": ("training loss", 1.0), "test_accuracy": ("test accuracy (%)", 100.0)}
 # one family of blues for FedCluster, told apart by line style as well; the same colours as everywhere
 SHADES = {0: ("#0072B2", "-"), 1: ("#56B4E9", "--"), 2: ("#003F63", ":")}
@@ -48,7 +43,7 @@ def draw(
             if number % columns == 0:
                 ax.set_ylabel(QUANTITIES[quantity][0], fontsize=9)
             if row == len(quantities) - 1 and number // columns == across - 1:
-                ax.set_xlabel(AXES[x][1], fontsize=9)
+                ax.set_xlabel(X[x][0], fontsize=9)
     for number in range(len(panels), columns * across):
         axes[number // columns * len(quantities)][number % columns].set_axis_off()
     handles: dict[str, Any] = {}
@@ -61,14 +56,13 @@ def draw(
 
 
 def draw_panel(ax: Any, panel: Panel, runs: dict[tuple[Panel, Curve], list[list[Line]]], x: str, quantity: str) -> None:
-    key, _, unit = AXES[x]
     _, scale = QUANTITIES[quantity]
     position = 0
     for curve in panel.curves:
         if curve.method == "centralized" and x != "rounds":
             continue  # nothing travels
         lines = runs[panel, curve]
-        places = np.array([place(line, key) for line in lines[0]]) * unit
+        places = np.array([X[x][1](line) for line in lines[0]], np.float64)
         values = np.array([[line[quantity] for line in one] for one in lines]) * scale
         look = style(curve, position)
         position += curve.method == "fedcluster"
@@ -80,9 +74,3 @@ def draw_panel(ax: Any, panel: Panel, runs: dict[tuple[Panel, Curve], list[list[
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25)
     ax.tick_params(labelsize=8)
-
-
-def place(line: Line, key: str) -> float:
-    if key == "bytes":
-        return float(line.get("bytes_up", 0) + line.get("bytes_down", 0))
-    return float(line.get(key, 0))

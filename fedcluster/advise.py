@@ -1,0 +1,280 @@
+"""Which M, and which clusters? What the theorem's C / sqrt(M) says for this fleet, and short runs that check it.
+
+C grows with M, because smaller clusters differ more and average less; sqrt(M) grows with M, because there are more
+cycles in a round. In between is a best M. The theorem lets all devices of a cluster take part; where only cohorts do,
+what a cohort is further from the fleet than its cluster counts like H_cluster, and the advice goes by that sum.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedcluster import clusters as clusterings
+from fedcluster import heterogeneity
+from fedcluster.analyze import cohort_sizes, largest_square
+from fedcluster.comparison import TUNING_SEEDS, Job, Progress, run_all
+from fedcluster.display import Display
+from fedcluster.errors import BadExperiment, Diverged
+from fedcluster.experiment import Clusters as Options
+from fedcluster.experiment import Experiment
+from fedcluster.files import write_atomically
+from fedcluster.learner import Learner
+from fedcluster.plots import canvas, save
+from fedcluster.prepare import Setup, prepare
+from fedcluster.sketches import estimated
+from fedcluster.smoothness import smoothness
+from fedcluster.survey import Survey, survey
+from fedcluster.theory import Constants
+
+MOST = 12  # values of M that are looked at
+BEST = 3  # of them that are tried by pilots
+PILOT_ROUNDS = 10
+RATES = (0.3, 1.0, 3.0)  # times a rate that falls as 1 / sqrt(M): the theorem's, scaled to fit local.lr
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to cluster, and what it does to the bound."""
+
+    name: str
+    M: int
+    cohort: float  # devices in a cycle, on average
+    H_cluster: float
+    error: float  # standard error of H_cluster, from the sketches
+    sampling: float  # what cohorts add to it
+    V: float
+    G2: float
+    C: float
+    C_cohort: float  # with `sampling` counted like H_cluster
+
+    @property
+    def height(self) -> float:
+        """The theorem's C / sqrt(M)."""
+        return self.C / math.sqrt(self.M)
+
+    @property
+    def cohort_height(self) -> float:
+        return self.C_cohort / math.sqrt(self.M)
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """The best of a few short runs with M clusters."""
+
+    M: int
+    lr: float
+    rounds: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    choices: list[Choice]  # by M, under the experiment's clustering
+    others: list[Choice]  # other clusterings at the M to take
+    take: int
+    pilots: list[Pilot]
+    remarks: list[str]
+
+
+def advise(
+    experiment: Experiment, display: Display | None = None, pilot: Callable[[list[int]], list[Pilot]] | None = None
+) -> Advice:
+    """Survey the fleet once, at W_0, and weigh every M against it; `pilot` tries the best by running them."""
+    display = display or Display()
+    if experiment.clusters.method == "file":
+        raise BadExperiment('clusters.method = "file" has chosen M already: to be advised, use random or balanced')
+    everybody = {"method": "fedcluster", "clusters.method": "random", "clusters.count": 1}
+    setup = prepare(experiment.with_(**everybody), display)
+    learner, w = Learner(setup.learner.module), setup.start.model
+    parts = setup.dataset, setup.fleet, experiment.local, experiment.seed, display
+    found = survey(learner, w, *parts)
+    weigh = Scale(setup, found, smoothness(learner, w, *parts))
+    choices, remarks = [], []
+    for M in candidates(len(setup.fleet), experiment.clusters.participation):
+        try:
+            choices.append(weigh(f"M = {M}", experiment.clusters.model_copy(update={"count": M})))
+        except BadExperiment as error:
+            remarks.append(f"M = {M} is left out: {error}")
+    if not choices:
+        raise BadExperiment(f"no number of clusters is possible here; the last: {remarks[-1]}")
+    ranked = sorted(choices, key=lambda choice: choice.cohort_height)
+    pilots = pilot([choice.M for choice in ranked[:BEST]]) if pilot else []
+    take = min(pilots, key=lambda p: p.loss).M if pilots else ranked[0].M
+    others = [
+        weigh(name, experiment.clusters.model_copy(update={"count": take, **keys}))
+        for name, keys in (
+            ("random", {"method": "random"}),
+            ("balanced, by labels", {"method": "balanced", "features": "labels"}),
+            ("balanced, by gradients", {"method": "balanced", "features": "gradients"}),
+            ("similar, by labels", {"method": "similar", "features": "labels"}),
+        )
+    ]
+    return Advice(choices, others, take, pilots, remarks)
+
+
+class Scale:
+    """Weighs a clustering: what C becomes with it."""
+
+    def __init__(self, setup: Setup, found: Survey, L: float) -> None:
+        self.setup, self.found, self.L = setup, found, L
+        self.gap = float(setup.fleet.weights @ found.losses)  # inf f = 0: cross-entropy is never below
+
+    def __call__(self, name: str, options: Options) -> Choice:
+        fleet, found, seed = self.setup.fleet, self.found, self.setup.experiment.seed
+        features = found.sketches if options.features == "gradients" else None
+        clusters = clusterings.build(options, fleet, seed, features)
+        heterogeneity.check_whole(clusters)
+        cut, errors = estimated(found.sketches, found.copies, fleet.weights, clusters)
+        cohorts = cohort_sizes(options.participation, clusters)
+        V = heterogeneity.variance_term(found.variances, fleet.weights, clusters)
+        sampling = heterogeneity.sampling_term(cut.by_cluster, clusters, cohorts)
+        constants = Constants(self.gap, self.L, cut.cluster, V, largest_square(found))
+        return Choice(
+            name=name,
+            M=clusters.count,
+            cohort=float(cohorts.mean()),
+            H_cluster=cut.cluster,
+            error=errors["cluster"].error,
+            sampling=sampling,
+            V=V,
+            G2=constants.G2,
+            C=constants.C,
+            C_cohort=replace(constants, H=cut.cluster + sampling).C,
+        )
+
+
+def candidates(devices: int, participation: float) -> list[int]:
+    """Values of M from 1 to what participation allows: a cohort has at least one device, so that with more clusters
+    than participation * n more devices than that would take part in a round. Divisors of n, where there are enough."""
+    most = max(1, math.floor(participation * devices + 1e-9))
+    even = [M for M in range(1, most + 1) if devices % M == 0]
+    series = [m * 10**e for e in range(len(str(most))) for m in (1, 2, 5) if m * 10**e <= most]
+    values = even if len(even) >= len(series) else series
+    while len(values) > MOST:  # thin out the crowded end, keep both ends
+        gaps = [math.log(b / a) for a, b in zip(values[:-2], values[2:], strict=True)]
+        values.pop(1 + gaps.index(min(gaps)))
+    return values
+
+
+def run_pilots(experiment: Experiment, counts: list[int], out: Path, workers: int, progress: Progress) -> list[Pilot]:
+    """Short real runs at each M, at the best of three rates: mean training loss over the seeds kept for tuning."""
+    rounds = min(PILOT_ROUNDS, experiment.rounds)
+    usual = experiment.clusters.count or 1
+    jobs = {}
+    for M in counts:
+        for factor in RATES:
+            lr = float(f"{experiment.local.lr * math.sqrt(usual / M) * factor:.3g}")
+            for seed in TUNING_SEEDS:
+                keys = {"seed": seed, "rounds": rounds, "clusters.count": M, "local.lr": lr, "method": "fedcluster"}
+                jobs[M, lr, seed] = Job(f"pilot-M{M}-lr{lr:g}-seed{seed}", experiment.with_(**keys))
+    histories = run_all(list(jobs.values()), out, workers, lambda done, total: progress("pilots", done, total))
+    pilots = []
+    for M in counts:
+        losses: dict[float, float] = {}
+        for lr in dict.fromkeys(lr for m, lr, _ in jobs if m == M):
+            runs = [histories[jobs[M, lr, seed].name] for seed in TUNING_SEEDS]
+            losses[lr] = fmean(math.inf if isinstance(x, Diverged) else x[-1]["train_loss"] for x in runs)
+        best = min(losses, key=losses.__getitem__)
+        if not math.isfinite(losses[best]):
+            raise Diverged(f"the pilots with M = {M} diverge at every rate {sorted(losses)}: lower local.lr")
+        pilots.append(Pilot(M, best, rounds, losses[best]))
+    return pilots
+
+
+def verdict(advice: Advice, participation: float) -> list[str]:
+    """Which to take, and why."""
+    ranked = sorted(advice.choices, key=lambda choice: choice.cohort_height)
+    theory = min(advice.choices, key=lambda choice: choice.height)
+    best, last = ranked[0], advice.choices[-1]
+    said = [f"Take M = {advice.take}."]
+    if participation < 1 and theory.M != best.M:
+        said.append(
+            f"C / sqrt(M) is least at M = {theory.M} if all devices of a cluster take part, as the theorem has it; "
+            f"with a share of {participation:g} of them, at M = {best.M}."
+        )
+    else:
+        said.append(f"C / sqrt(M) is least at M = {best.M}.")
+    said.append(f"Participation = {participation:g} allows up to M = {last.M}, with a device in every cohort.")
+    if advice.pilots:
+        order = sorted(advice.pilots, key=lambda pilot: pilot.loss)
+        results = ", ".join(f"M = {p.M}: {p.loss:.4f} at rate {p.lr:g}" for p in order)
+        agrees = order[0].M == best.M
+        said.append(
+            f"The pilots ({order[0].rounds} rounds, training loss by M, each at its best rate) "
+            + ("agree" if agrees else f"disagree, and are believed: theory's constants are loose, M = {order[0].M} won")
+            + f": {results}."
+        )
+    else:
+        said.append("This is an upper bound's advice: --pilot checks it by short runs.")
+    plain = next(choice for choice in advice.others if choice.name == "random")
+    better = min(advice.others, key=lambda choice: choice.H_cluster)
+    said.append(
+        f"At M = {advice.take}, clusters that are {better.name}, have H_cluster {better.H_cluster:.3g}; "
+        f"random ones have {plain.H_cluster:.3g}"
+        + (f", and cohorts add {better.sampling:.3g} to either." if better.sampling > better.H_cluster else ".")
+    )
+    return said
+
+
+def table(choices: list[Choice], first: str) -> tuple[list[str], list[list[str]]]:
+    columns = [first, "cohort", "H_cluster", "cohorts add", "V", "C", "C/sqrt(M)", "with cohorts"]
+    rows = [
+        [
+            choice.name,
+            f"{choice.cohort:g}",
+            f"{choice.H_cluster:.4g}" + (f" ± {choice.error:.1g}" if choice.error else "") if choice.M > 1 else "0",
+            *(f"{value:.4g}" for value in (choice.sampling, choice.V, choice.C, choice.height, choice.cohort_height)),
+        ]
+        for choice in choices
+    ]
+    return columns, rows
+
+
+def write(advice: Advice, participation: float, out: Path) -> list[Path]:
+    """advice.json and the curve."""
+    out.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = asdict(advice) | {"verdict": verdict(advice, participation)}
+    write_atomically(out / "advice.json", json.dumps(report, indent=2) + "\n")
+    picture(advice, participation, out / "advice.png")
+    return [out / "advice.json", out / "advice.png"]
+
+
+def picture(advice: Advice, participation: float, path: Path) -> None:
+    """C / sqrt(M) over M with its minimum, and what C consists of."""
+    from matplotlib.ticker import LogLocator
+
+    figure, (left, right) = canvas(2, 10.5, 3.9)
+    M = [choice.M for choice in advice.choices]
+    curves = [("all of a cluster take part", "#0072B2", [choice.height for choice in advice.choices])]
+    if participation < 1:
+        name = f"cohorts: {participation:g} of a cluster"
+        curves.append((name, "#D55E00", [choice.cohort_height for choice in advice.choices]))
+    for name, colour, heights in curves:
+        low = heights.index(min(heights))
+        left.plot(M, heights, "o-", color=colour, lw=1.8, ms=4, label=name)
+        left.plot(M[low], heights[low], "o", ms=11, mfc="none", mew=1.8, color=colour)
+        left.annotate(f"M = {M[low]}", (M[low], heights[low]), (0, -18), textcoords="offset points", ha="center")
+    left.set(title="the bound's C / sqrt(M); circles: least", xlabel="M, clusters", xscale="log", yscale="log")
+    left.margins(y=0.2)
+    left.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    left.yaxis.set_major_formatter(lambda height, _: f"{height:g}")
+    left.legend(frameon=False)
+    for name, colour, values in (
+        ("H_cluster", "#0072B2", [choice.H_cluster for choice in advice.choices]),
+        ("cohorts add", "#D55E00", [choice.sampling for choice in advice.choices]),
+        ("V (batches)", "#E69F00", [choice.V for choice in advice.choices]),
+    ):
+        shown = [(m, value) for m, value in zip(M, values, strict=True) if value > 1e-9]
+        if shown:
+            right.plot(*zip(*shown, strict=True), "o-", color=colour, lw=1.8, ms=4, label=name)
+    right.set(title="what grows with M", xlabel="M, clusters", xscale="log", yscale="log")
+    right.legend(frameon=False)
+    for ax in (left, right):
+        ax.set_xticks(M, [str(m) for m in M])
+        ax.minorticks_off()
+        ax.grid(alpha=0.25)
+    save(figure, path)

@@ -1,0 +1,322 @@
+"""The theorem's constants, measured on this fleet: at the start and at every model along a trajectory.
+
+The suprema over w in the theorem are approximated by the largest value seen, and called that.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedcluster import checkpoint, heterogeneity
+from fedcluster.clusters import Clusters
+from fedcluster.display import Display
+from fedcluster.errors import BadData
+from fedcluster.experiment import Experiment
+from fedcluster.files import write_atomically
+from fedcluster.fleet import Floats
+from fedcluster.learner import Learner
+from fedcluster.plots import canvas, save
+from fedcluster.prepare import Setup, prepare, starting_point
+from fedcluster.record import read_lines
+from fedcluster.sketches import estimated
+from fedcluster.smoothness import smoothness
+from fedcluster.survey import Survey, survey
+from fedcluster.theory import Bound, Constants
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was measured at one model. `error` is the standard error of H_cluster: 0 where it is exact."""
+
+    name: str
+    loss: float  # f(w)
+    gradient: float  # ||grad f(w)||^2
+    H_device: float
+    H_within: float
+    H_cluster: float
+    error: float
+    sketched: float  # H_cluster from the sketches alone, and its standard error
+    sketched_error: float
+    sampling: float  # what cohorts of part of a cluster add to H_cluster
+    s2_mean: float  # of s_k^2, by p_k
+    s2_most: float
+    V: float  # sum_K q_K^-1 sum_k p_k^2 s_k^2, for the clusters
+    V_one: float  # and for one cluster of everybody
+    G2: float
+    L: float
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All points, the largest value seen of each constant, and what the theorem makes of them."""
+
+    points: list[Point]
+    most: Point
+    lowest: float  # the lowest loss known
+    epsilon: float
+    clustered: Bound
+    one: Bound
+    remarks: list[str]
+
+
+def analyze(
+    experiment: Experiment, at: list[Path] | None = None, epsilon: float | None = None, display: Display | None = None
+) -> Analysis:
+    """Measure at W_0 and at the models of `at`. `epsilon`: what ||grad f||^2 is to come down to, a tenth of the
+    start's if left out."""
+    display = display or Display()
+    setup = prepare(experiment.with_(method="fedcluster"), display)
+    heterogeneity.check_whole(setup.clusters)
+    learner = Learner(setup.learner.module)  # one of its own, for cross-entropy: algorithms may add to the loss
+    models, lowest = [("start", setup.start.model)], math.inf
+    for path in at or []:
+        models += models_at(path, setup, learner)
+        lowest = min([lowest, *(line["train_loss"] for line in read_lines(path / "metrics.jsonl"))])
+    points = [measure(name, w, setup, learner, display) for name, w in models]
+    lowest = min([lowest, *(point.loss for point in points)])
+    names = [name for name in Point.__dataclass_fields__ if name not in ("name", "loss")]
+    most = Point("largest seen", points[0].loss, **{key: max(getattr(p, key) for p in points) for key in names})
+    epsilon = epsilon or max(points[0].gradient / 10, 1e-12)
+    T, E, M = experiment.rounds, experiment.local.mean_steps, setup.clusters.count
+    # cross-entropy is never below 0: with inf f = 0 the bound does not understate the way to go
+    clustered = Constants(gap=points[0].loss, L=most.L, H=most.H_cluster, V=most.V, G2=most.G2)
+    return Analysis(
+        points=points,
+        most=most,
+        lowest=lowest,
+        epsilon=epsilon,
+        clustered=Bound(M, E, T, clustered),
+        one=Bound(1, E, T, replace(clustered, H=0.0, V=most.V_one)),
+        remarks=remarks(experiment, setup, most),
+    )
+
+
+def measure(name: str, w: Tensor, setup: Setup, learner: Learner, display: Display) -> Point:
+    """One pass over the fleet at w, then L."""
+    experiment, weights, clusters = setup.experiment, setup.fleet.weights, setup.clusters
+    parts = setup.dataset, setup.fleet, experiment.local, experiment.seed, display
+    found = survey(learner, w, *parts, clusters, f"gradients at {name}")
+    cut, errors = estimated(found.sketches, found.copies, weights, clusters)
+    cohorts = cohort_sizes(experiment.clusters.participation, clusters)
+    # exactly, from norms alone: sum p_k ||g_k||^2 - ||g||^2
+    device = max(0.0, float(weights @ found.norms) - found.gradient)
+    between, error = (found.between, 0.0) if found.between is not None else (cut.cluster, errors["cluster"].error)
+    return Point(
+        name=name,
+        loss=float(weights @ found.losses),
+        gradient=found.gradient,
+        H_device=device,
+        H_within=device - between,
+        H_cluster=between,
+        error=error,
+        sketched=cut.cluster,
+        sketched_error=errors["cluster"].error,
+        sampling=heterogeneity.sampling_term(cut.by_cluster, clusters, cohorts),
+        s2_mean=float(weights @ found.variances),
+        s2_most=float(found.variances.max()),
+        V=heterogeneity.variance_term(found.variances, weights, clusters),
+        V_one=float(weights**2 @ found.variances),
+        G2=largest_square(found),
+        L=smoothness(learner, w, *parts),
+    )
+
+
+def largest_square(found: Survey) -> float:
+    """G^2: the largest mean square of a device's batch gradient, ||grad f_k||^2 + s_k^2."""
+    return float((found.norms + found.variances).max())
+
+
+def cohort_sizes(participation: float, clusters: Clusters) -> Floats:
+    """c_K by cluster, as the schedule has it."""
+    sizes = np.bincount(clusters.assignment, minlength=clusters.count)
+    return np.asarray(np.maximum(1, np.floor(participation * sizes + 0.5)))
+
+
+def models_at(path: Path, setup: Setup, learner: Learner) -> list[tuple[str, Tensor]]:
+    """The models of a run's folder (its checkpoints, then its last), of a checkpoint, or of a safetensors file."""
+    if path.is_dir():
+        stored = sorted(checkpoint.names(path / "checkpoint"))
+        found = [checkpointed(file, setup) for file in stored]
+        rounds = [line["round"] for line in read_lines(path / "metrics.jsonl")]
+        if (path / "model.safetensors").exists():
+            last = f"round {rounds[-1] if rounds else '?'}"
+            final = starting_point(path / "model.safetensors", learner, "--at")
+            found = [one for one in found if one[0] != last] + [(last, final)]
+        if not found:
+            raise BadData(f"--at: {path} holds neither a model.safetensors nor a checkpoint: give a run's folder")
+        return [(f"{path.name}, {name}", model) for name, model in found]
+    beside = path.with_suffix(".json")
+    if path.suffix in (".json", ".safetensors") and beside.exists() and path.parent.name == "checkpoint":
+        name, model = checkpointed(beside, setup)
+        return [(f"{path.parent.parent.name or path.parent}, {name}", model)]
+    return [(path.stem, starting_point(path, learner, "--at"))]
+
+
+def checkpointed(path: Path, setup: Setup) -> tuple[str, Tensor]:
+    try:
+        state, _, _ = checkpoint.restore(path, setup.start, setup.new, setup.devices, setup.clusters.count)
+    except ValueError as error:
+        raise BadData(f"--at: the checkpoint {path} is {error}: give another") from None
+    return f"round {state.round}" + (f", cycle {state.cycle}" if state.cycle else ""), state.model
+
+
+def remarks(experiment: Experiment, setup: Setup, most: Point) -> list[str]:
+    """What the theorem assumes and this experiment does not do."""
+    said, options = [], experiment.clusters
+    local, plain = experiment.local, experiment.local.algorithm == "fedavg" and experiment.local.optimizer == "sgd"
+    if not plain or experiment.server.optimizer != "none":
+        name = local.algorithm if isinstance(local.algorithm, str) else "your own algorithm"
+        said.append(
+            f"The theorem is about plain SGD on the devices; this experiment uses {name} with {local.optimizer}"
+            + (f" and {experiment.server.optimizer} on the server." if experiment.server.optimizer != "none" else ".")
+        )
+    if options.order != "reshuffle" and setup.clusters.count > 1:
+        said.append("The theorem reshuffles the clusters in every round; this experiment keeps their order.")
+    if options.participation < 1:
+        said.append(
+            f"The theorem lets all devices of a cluster take part. Here {setup.schedule.cohort_size():,} of "
+            f"{len(setup.fleet):,} do in a round, and a cohort's gradient is further from the fleet's than its "
+            f"cluster's is: by {most.sampling:.3g} on top of H_cluster = {most.H_cluster:.3g}."
+        )
+    if most.error:
+        said.append("H_cluster comes from sketches of the gradients; its standard error is in the table.")
+    return said
+
+
+def broken(bound: Bound) -> list[str]:
+    """The conditions that fail, by how much."""
+    return [
+        f"M = {bound.M}: the theorem wants {condition.words}; here that is {condition.value:.4g} against "
+        f"{condition.limit:.4g}, missed by a factor of {condition.factor:.3g}."
+        for condition in bound.conditions
+        if not condition.holds
+    ]
+
+
+def headline(analysis: Analysis) -> list[str]:
+    """What has to be said before any number."""
+    missed = [*broken(analysis.clustered), *(broken(analysis.one) if analysis.clustered.M > 1 else [])]
+    if missed:
+        return ["The theorem's conditions do not hold on this problem, so its bound promises nothing here.", *missed]
+    return ["The theorem's conditions hold at the values seen here. An upper bound is not a forecast."]
+
+
+def points_table(analysis: Analysis) -> tuple[list[str], list[list[str]]]:
+    columns = ["model", "f", "|grad f|²", "H_device", "= within", "+ H_cluster", "mean s_k²", "V", "G²", "L"]
+    rows = []
+    for point in [*analysis.points, *([analysis.most] if len(analysis.points) > 1 else [])]:
+        last = point is analysis.most
+        apart = f" ± {point.error:.1g}" if point.error else ""
+        values = [point.gradient, point.H_device]
+        rest = [point.s2_mean, point.V, point.G2, point.L]
+        rows.append(
+            [
+                point.name,
+                "" if last else f"{point.loss:.4f}",
+                *(f"{value:.4g}" for value in values),
+                "" if last else f"{point.H_within:.4g}",  # the largest ones need not be of one model, nor add up
+                f"{point.H_cluster:.4g}{apart}",
+                *(f"{value:.4g}" for value in rest),
+            ]
+        )
+    return columns, rows
+
+
+def bounds_table(analysis: Analysis) -> tuple[list[str], list[list[str]]]:
+    bounds = [analysis.clustered, analysis.one] if analysis.clustered.M > 1 else [analysis.one]
+    columns = ["the theorem for", *(f"M = {bound.M}" for bound in bounds)]
+    lines: list[tuple[str, list[float]]] = [
+        ("2 (f(W_0) - inf f), inf f = 0", [2 * b.constants.gap for b in bounds]),
+        ("4 L H_cluster", [4 * b.constants.L * b.constants.H for b in bounds]),
+        ("4 L V", [4 * b.constants.L * b.constants.V for b in bounds]),
+        ("C, the sum", [b.constants.C for b in bounds]),
+        (f"bound C / sqrt(TME), T = {bounds[0].T:,}, E = {bounds[0].E:g}", [b.value for b in bounds]),
+        ("the theorem's rate (TME)^(-1/2)", [b.rate for b in bounds]),
+        (f"rounds to epsilon = {analysis.epsilon:.3g}", [b.rounds_to(analysis.epsilon) for b in bounds]),
+    ]
+    rows = [
+        [name, *(f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for value in values)]
+        for name, values in lines
+    ]
+    for conditions in zip(*(bound.conditions for bound in bounds), strict=True):
+        rows.append(
+            [conditions[0].words, *(f"{c.value:.4g} {'≤' if c.holds else '>'} {c.limit:.4g}" for c in conditions)]
+        )
+    return columns, rows
+
+
+def write(analysis: Analysis, out: Path) -> list[Path]:
+    """analysis.json and the picture."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "analysis.json", json.dumps(report(analysis), indent=2) + "\n")
+    picture(analysis, out / "analysis.png")
+    return [out / "analysis.json", out / "analysis.png"]
+
+
+def report(analysis: Analysis) -> dict[str, Any]:
+    return {
+        "points": [asdict(point) for point in analysis.points],
+        "largest_seen": {key: value for key, value in asdict(analysis.most).items() if key not in ("name", "loss")},
+        "f_start": analysis.points[0].loss,
+        "lowest_loss_known": analysis.lowest,
+        "epsilon": analysis.epsilon,
+        "theorem": [bound_report(bound, analysis) for bound in (analysis.clustered, analysis.one)],
+        "remarks": analysis.remarks,
+    }
+
+
+def bound_report(bound: Bound, analysis: Analysis) -> dict[str, Any]:
+    known = replace(bound.constants, gap=analysis.points[0].loss - analysis.lowest)
+    return {
+        "M": bound.M,
+        "E": bound.E,
+        "T": bound.T,
+        "C": bound.constants.C,
+        "C_if_inf_is_the_lowest_known": known.C,
+        "bound": bound.value,
+        "rate": bound.rate,
+        "rounds_to_epsilon": bound.rounds_to(analysis.epsilon),
+        "conditions": [
+            {"wants": c.words, "value": c.value, "limit": finite(c.limit), "holds": c.holds, "factor": finite(c.factor)}
+            for c in bound.conditions
+        ],
+    }
+
+
+def finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def picture(analysis: Analysis, path: Path) -> None:
+    """Where the heterogeneity lies at each model, and what C consists of."""
+    figure, (left, right) = canvas(2, 10, 3.8)
+    names = [point.name for point in analysis.points]
+    within, between = ([getattr(p, key) for p in analysis.points] for key in ("H_within", "H_cluster"))
+    left.bar(names, between, 0.55, color="#0072B2", label="between clusters: H_cluster")
+    left.bar(names, within, 0.55, bottom=between, color="#BFD9EA", label="within clusters")
+    left.set(title="H_device and its parts", ylabel="squared distance of gradients", xlim=(-0.6, len(names) - 0.4))
+    left.tick_params(axis="x", labelrotation=20 if len(names) > 2 else 0)
+    left.legend(frameon=False)
+    bounds = [analysis.one] if analysis.clustered.M == 1 else [analysis.one, analysis.clustered]
+    labels, bottom = [f"M = {bound.M}" for bound in bounds], [0.0] * len(bounds)
+    for name, colour, terms in (
+        ("2 (f(W_0) - inf f)", "#5A5A5A", [2 * b.constants.gap for b in bounds]),
+        ("4 L H_cluster", "#0072B2", [4 * b.constants.L * b.constants.H for b in bounds]),
+        ("4 L V (batches)", "#E69F00", [4 * b.constants.L * b.constants.V for b in bounds]),
+    ):
+        heights = [term / math.sqrt(bound.M) for term, bound in zip(terms, bounds, strict=True)]
+        right.bar(labels, heights, 0.45, bottom=bottom, color=colour, label=name)
+        bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
+    right.set(title="the bound's C / sqrt(M), and what it consists of", xlim=(-0.6, len(bounds) - 0.4))
+    right.legend(frameon=False)
+    for ax in (left, right):
+        ax.grid(alpha=0.25, axis="y")
+        low, high = ax.get_ylim()
+        ax.set_ylim(low, high * 1.25)
+    save(figure, path)

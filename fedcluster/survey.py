@@ -1,0 +1,161 @@
+"""A survey of the fleet at one model w: one pass over every device's data.
+
+Of each device it keeps f_k(w), ||grad f_k(w)||^2, the variance of its batch gradient and a sketch of its gradient; no
+two devices' gradients are in memory at once. The module is in evaluation mode (no dropout, running statistics as they
+are), so that f_k is a function of w alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcluster.clusters import Clusters
+from fedcluster.dataset import Dataset
+from fedcluster.display import Display
+from fedcluster.experiment import Local
+from fedcluster.fleet import Fleet, Floats, Ints
+from fedcluster.learner import Learner
+from fedcluster.local import Batches
+from fedcluster.program import Loss
+from fedcluster.rng import stream
+from fedcluster.sketches import Sketch
+
+LEAST_ROWS, ROWS = 32, 10_000  # samples whose own gradients are taken: of each device, and about so many in all
+ROOM = 64 * 2**20  # bytes of per-sample gradients at a time
+CLUSTER_ROOM = 2**30  # bytes for the clusters' own gradients, which make H_cluster exact
+
+PerSample = Callable[[Tensor, Tensor], dict[str, Tensor]]
+"""The gradients of single samples (x, y) as rows, by the names of what is trained."""
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What a pass found. `between` is H_cluster without sketching, where the clusters' gradients had room."""
+
+    losses: Floats  # f_k(w)
+    norms: Floats  # ||grad f_k(w)||^2
+    variances: Floats  # s_k^2, of one batch of the experiment
+    sketches: Floats
+    copies: int  # independent sketches side by side in a row
+    gradient: float  # ||grad f(w)||^2
+    between: float | None
+
+
+def survey(
+    learner: Learner,
+    w: Tensor,
+    dataset: Dataset,
+    fleet: Fleet,
+    local: Local,
+    seed: int,
+    display: Display,
+    clusters: Clusters | None = None,
+    what: str = "gradients of the devices",
+) -> Survey:
+    """Look at every device once. With `clusters`, also at the gradient of each, exactly."""
+    n, weights, sketch = len(fleet), fleet.weights, Sketch(learner.size, seed)
+    losses, norms, variances = np.zeros(n), np.zeros(n), np.zeros(n)
+    sketches = np.zeros((n, sketch.length), np.float32)
+    total = torch.zeros(learner.size, dtype=torch.float64)
+    exact = clusters is not None and clusters.count * learner.size * 4 <= CLUSTER_ROOM
+    sums = torch.zeros(clusters.count if clusters and exact else 0, learner.size)
+    single = single_gradients(learner, w, dataset)
+    most = max(LEAST_ROWS, ROWS // n)
+    for k in display.track(range(n), what, "devices"):
+        batches = Batches(dataset, fleet.draw(k), local, seed, (0, 0, k))
+        losses[k], gradient = loss_and_gradient(learner, w, batches)
+        norms[k] = float(gradient.double().square().sum())
+        sketches[k] = sketch(gradient).numpy()
+        total.add_(gradient.cpu(), alpha=float(weights[k]))
+        if clusters is not None and exact:
+            sums[clusters.assignment[k]].add_(gradient.cpu(), alpha=float(weights[k]))
+        if local.batch != "full":
+            rows = sample_rows(batches.rows, most, seed, k)
+            mean = learner.named(gradient, partial=True)
+            variances[k] = mean_square_deviation(single, batches, rows, mean) / local.batch
+    between = None
+    if clusters is not None and exact:
+        shares = clusters.weights(fleet)
+        between = sum(
+            float(q * (mine.double() / q - total).square().sum()) for q, mine in zip(shares, sums, strict=True)
+        )
+    return Survey(losses, norms, variances, sketches, sketch.copies, float(total.square().sum()), between)
+
+
+def loss_and_gradient(learner: Learner, w: Tensor, batches: Batches) -> tuple[float, Tensor]:
+    """f_k(w) and grad f_k(w) over all of the device's data."""
+    learner.load(w)
+    learner.module.eval()
+    loss, total, rows = 0.0, torch.zeros_like(learner.gradient), len(batches.rows)
+    for x, y in batches.whole():
+        learner.gradient.zero_()
+        value = learner.objective(learner.module, x.to(learner.device), y.to(learner.device))
+        value.backward()  # type: ignore[no-untyped-call]
+        loss += float(value.detach()) * len(y) / rows
+        total.add_(learner.gradient, alpha=len(y) / rows)
+    return loss, total
+
+
+def mean_square_deviation(single: PerSample, batches: Batches, rows: Ints, mean: dict[str, Tensor]) -> float:
+    """The mean of ||grad f(w; sample) - grad f_k(w)||^2 over these rows, some at a time.
+
+    A batch of b samples drawn with replacement, as ours are, has 1/b of it as the variance of its gradient.
+    """
+    size, device = sum(tensor.numel() for tensor in mean.values()), next(iter(mean.values())).device
+    total, several = 0.0, max(1, ROOM // (4 * size))
+    for start in range(0, len(rows), several):
+        x, y = batches.gather(rows[start : start + several])
+        for name, gradients in single(x.to(device), y.to(device)).items():
+            apart = gradients.sub_(mean[name]).flatten(1)
+            total += float(torch.linalg.vector_norm(apart, dim=1).double().square().sum())
+    return total / len(rows)
+
+
+def sample_rows(rows: Ints, most: int, seed: int, device: int) -> Ints:
+    """All of a device's rows, or so many of them drawn without replacement."""
+    if len(rows) <= most:
+        return rows
+    return rows[stream(seed, "variance", device=device).choice(len(rows), most, replace=False, shuffle=False)]
+
+
+def single_gradients(learner: Learner, w: Tensor, dataset: Dataset) -> PerSample:
+    """Gradients of many samples at once by torch.func; one after the other for a module that torch.func cannot take,
+    such as one with an autograd function of its own."""
+    loss, trained, fixed = Loss(learner.module, learner.objective), *learner.parts(w)
+    one = torch.func.grad(lambda weights, x, y: loss.at(weights | fixed, x[None], y[None]))
+    several = torch.func.vmap(one, in_dims=(None, 0, 0))
+
+    def at_once(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        gradients: dict[str, Tensor] = several(trained, x, y)
+        return gradients
+
+    def in_turn(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        rows = []
+        for i in range(len(y)):
+            learner.differentiate(x[i : i + 1], y[i : i + 1])
+            rows.append(learner.gradient.clone())
+        named = [learner.named(row, partial=True) for row in rows]
+        return {name: torch.stack([row[name] for row in named]) for name in trained}
+
+    learner.load(w)
+    learner.module.eval()
+    try:
+        at_once(dataset.inputs(dataset.x_train[:2]).to(w.device), dataset.y_train[:2].to(w.device))
+    except Exception:  # a module may do anything
+        return in_turn
+    return at_once
+
+
+def gradient_sketches(
+    learner: Learner, w: Tensor, dataset: Dataset, fleet: Fleet, local: Local, seed: int, display: Display
+) -> Floats:
+    """Only the sketches: what clusters are made from with clusters.features = "gradients"."""
+    sketch = Sketch(learner.size, seed)
+    sketches = np.zeros((len(fleet), sketch.length), np.float32)
+    for k in display.track(range(len(fleet)), "gradients of the devices", "devices"):
+        _, gradient = loss_and_gradient(learner, w, Batches(dataset, fleet.draw(k), local, seed, (0, 0, k)))
+        sketches[k] = sketch(gradient).numpy()
+    return sketches

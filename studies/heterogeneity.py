@@ -1,0 +1,254 @@
+"""Does H_cluster decide the speed? Six ways to cluster the same fleets, at two heterogeneities, on two data sets.
+
+    FEDCLUSTER_DATA=... .venv/bin/python studies/heterogeneity.py        about two hours of two cores
+
+MNIST with the MLP and CIFAR-10 with the CNN, 100 devices of 500 samples in ten clusters. All devices of a cluster take
+part, as the theorem has it. The learning rate is the same for all clusterings of a cell, the theorem's does not depend
+on them either: the best of a grid for random clusters, on a seed that is not used again. Five other seeds give the
+result. H_cluster is measured at W_0, which all clusterings of a seed share. The target of a cell is the highest of its
+runs' lowest training losses, so that every run reaches it; rounds to it are interpolated between rounds.
+
+Interrupted, it goes on where it stopped. --quick is a small fleet for three rounds, to see that everything works.
+Writes docs/heterogeneity-study/: results.csv, speed.png and table.md.
+"""
+
+import argparse
+import csv
+import json
+import math
+import time
+from itertools import pairwise, product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from fedcluster import clusters, fleet, sources
+from fedcluster.allocator import keep_memory
+from fedcluster.comparison import Job, run_all
+from fedcluster.display import Display, suited
+from fedcluster.errors import Diverged
+from fedcluster.experiment import Experiment
+from fedcluster.files import write_atomically
+from fedcluster.plots import canvas, save
+from fedcluster.prepare import beginner
+from fedcluster.sketches import COPIES, estimated
+from fedcluster.survey import gradient_sketches
+from fedcluster.workers import cores
+
+ROOT = Path(__file__).parent.parent
+SEEDS, TUNING_SEED, RHOS = (0, 1, 2, 3, 4), 1_000_003, (0.5, 0.9)
+CLUSTERINGS: dict[str, dict[str, Any]] = {
+    "balanced": {"clusters.method": "balanced"},
+    "random": {"clusters.method": "random"},
+    "major_class 0.1": {"clusters.method": "major_class", "clusters.rho_cluster": 0.1},
+    "major_class 0.5": {"clusters.method": "major_class", "clusters.rho_cluster": 0.5},
+    "major_class 0.9": {"clusters.method": "major_class", "clusters.rho_cluster": 0.9},
+    "similar": {"clusters.method": "similar"},
+}
+COLOURS = ("#0072B2", "#5A5A5A", "#56B4E9", "#009E73", "#E69F00", "#D55E00")
+DATA: dict[str, dict[str, Any]] = {
+    "mnist": {"model": "mlp", "rounds": 40, "steps": 10, "grid": (0.01, 0.03, 0.1)},
+    "cifar10": {"model": "cnn", "rounds": 40, "steps": 5, "grid": (0.01, 0.03, 0.1)},
+}
+QUICK: dict[str, Any] = {"rounds": 3, "fleet.devices": 20, "fleet.samples": 60}
+
+Cell = tuple[str, float]
+Row = dict[str, Any]
+
+
+def experiment(cell: Cell, name: str, lr: float, seed: int, quick: bool) -> Experiment:
+    data, rho = cell
+    base = Experiment(
+        rounds=DATA[data]["rounds"],
+        data={"name": data},
+        fleet={"devices": 100, "samples": 500, "rho_device": rho},
+        clusters={"count": 10, "participation": 1.0},
+        model={"name": DATA[data]["model"]},
+        local={"steps": DATA[data]["steps"], "batch": 30},
+    )
+    return base.with_(seed=seed, **{"local.lr": lr, **CLUSTERINGS[name], **(QUICK if quick else {})})
+
+
+def run(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, list[float]]:
+    """The training loss of every job by round, from the start; infinite at the end of a run that diverged."""
+    began, shown = time.monotonic(), -60.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal shown
+        if (now := time.monotonic() - began) - shown >= 30:
+            shown = now
+            print(f"{stage}: {done} of {total} rounds, {now / 60:.0f} min", flush=True)
+
+    histories = run_all(list(jobs.values()), runs, cores(), tell)
+    curves = {}
+    for key, job in jobs.items():
+        lines = histories[job.name]
+        curves[key] = [math.inf] if isinstance(lines, Diverged) else [line["train_loss"] for line in lines]
+    return curves
+
+
+def heterogeneity(cell: Cell, seed: int, quick: bool, runs: Path, display: Display) -> dict[str, list[float]]:
+    """H_cluster at W_0 of every clustering, its standard error, and H_device: one pass over the fleet, kept."""
+    kept = runs / f"{cell[0]}-rho{cell[1]}-seed{seed}-heterogeneity.json"
+    if kept.exists():
+        found: dict[str, list[float]] = json.loads(kept.read_text())
+        return found
+    described = {name: experiment(cell, name, 0.01, seed, quick) for name in CLUSTERINGS}
+    one = described["random"]
+    dataset = sources.open_dataset(one.data.name)
+    everyone, learner = fleet.build(one.fleet, dataset, seed), beginner(one, dataset)
+    sketches = gradient_sketches(learner, learner.w.clone(), dataset, everyone, one.local, seed, display)
+    found = {}
+    for name, each in described.items():
+        groups = clusters.build(each.clusters, everyone, seed)
+        cut, errors = estimated(sketches, COPIES, everyone.weights, groups)
+        found[name] = [cut.cluster, errors["cluster"].error, cut.device]
+    runs.mkdir(parents=True, exist_ok=True)
+    write_atomically(kept, json.dumps(found))
+    return found
+
+
+def rounds_to(losses: list[float], target: float) -> float:
+    """When the training loss first comes down to the target, interpolated between rounds."""
+    for done, (before, after) in enumerate(pairwise(losses)):
+        if after <= target:
+            return done + (before - target) / (before - after) if before > target else float(done)
+    return math.inf
+
+
+def measure(cell: Cell, seeds: tuple[int, ...], quick: bool, runs: Path, display: Display) -> list[Row]:
+    """Everything about one data set at one rho_device."""
+    data, rho = cell
+    where = f"{data} rho {rho}"
+    grid = {
+        lr: Job(f"{data}-rho{rho}-random-lr{lr}-tuning", experiment(cell, "random", lr, TUNING_SEED, quick))
+        for lr in DATA[data]["grid"]
+    }
+    tuned = run(grid, runs, f"{where}: tuning")
+    lr = min(grid, key=lambda rate: tuned[rate][-1])
+    jobs = {
+        (name, seed): Job(
+            f"{data}-rho{rho}-{name.replace(' ', '')}-lr{lr}-seed{seed}", experiment(cell, name, lr, seed, quick)
+        )
+        for seed, name in product(seeds, CLUSTERINGS)
+    }
+    curves = run(jobs, runs, f"{where}: measuring")
+    target = max(min(curve) for curve in curves.values())
+    rows: list[Row] = []
+    for seed in seeds:
+        apart = heterogeneity(cell, seed, quick, runs, display)
+        for name in CLUSTERINGS:
+            H, error, H_device = apart[name]
+            curve = curves[name, seed]
+            rows.append(
+                {
+                    "data": data,
+                    "rho_device": rho,
+                    "clusters": name,
+                    "seed": seed,
+                    "lr": lr,
+                    "H_cluster": H,
+                    "H_error": error,
+                    "H_device": H_device,
+                    "target": target,
+                    "rounds": rounds_to(curve, target),
+                    "last_loss": curve[-1],
+                }
+            )
+    return rows
+
+
+def interval(values: list[float]) -> str:
+    """Mean and half the width of its 95 % interval over seeds, by Student's t."""
+    if not all(map(math.isfinite, values)):
+        return "never in " + str(sum(not math.isfinite(value) for value in values))
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
+    return f"{fmean(values):.3g} ± {half:.2g}"
+
+
+def agreement(rows: list[Row]) -> list[float]:
+    """Spearman's rank correlation of H_cluster and rounds over the clusterings, by seed."""
+    found = []
+    for seed in dict.fromkeys(row["seed"] for row in rows):
+        mine = [row for row in rows if row["seed"] == seed]
+        found.append(float(stats.spearmanr([r["H_cluster"] for r in mine], [r["rounds"] for r in mine]).statistic))
+    return found
+
+
+def by_cell(rows: list[Row]) -> dict[Cell, list[Row]]:
+    cells: dict[Cell, list[Row]] = {}
+    for row in rows:
+        cells.setdefault((row["data"], row["rho_device"]), []).append(row)
+    return cells
+
+
+def table(rows: list[Row]) -> str:
+    """H_cluster and rounds to the target by clustering, and how well their ranks agree."""
+    lines = []
+    for (data, rho), cell in by_cell(rows).items():
+        found = agreement(cell)
+        lines += [
+            f"**{data}, rho_device = {rho}**: learning rate {cell[0]['lr']:g}, target loss {cell[0]['target']:.4f}, "
+            f"H_device {fmean(row['H_device'] for row in cell):.3g}; rank correlation of H_cluster and rounds "
+            f"{interval(found)} (by seed: {', '.join(f'{value:.2f}' for value in found)})",
+            "",
+            "| clusters | H_cluster | rounds to the target | last loss |",
+            "| --- | --- | --- | --- |",
+        ]
+        for name in CLUSTERINGS:
+            mine = [row for row in cell if row["clusters"] == name]
+            parts = [interval([row[key] for row in mine]) for key in ("H_cluster", "rounds", "last_loss")]
+            lines.append(f"| {name} | " + " | ".join(parts) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def picture(rows: list[Row], path: Path) -> None:
+    """Every run as a dot: rounds to the target over H_cluster."""
+    cells = by_cell(rows)
+    figure, axes = canvas(len(cells), 1 + 3.4 * len(cells), 3.9)
+    for ax, ((data, rho), cell) in zip(axes, cells.items(), strict=True):
+        for (name, colour), marker in zip(zip(CLUSTERINGS, COLOURS, strict=True), "os^vDP", strict=True):
+            mine = [row for row in cell if row["clusters"] == name and math.isfinite(row["rounds"])]
+            x, y = [row["H_cluster"] for row in mine], [row["rounds"] for row in mine]
+            ax.plot(x, y, marker, color=colour, ms=5, alpha=0.75, label=name)
+        rank = fmean(agreement(cell))
+        ax.set(
+            title=f"{data}, rho_device {rho}\nrank correlation {rank:.2f}", xscale="log", xlabel="H_cluster at $W_0$"
+        )
+        ax.grid(alpha=0.25)
+    axes[0].set_ylabel("rounds to the target loss")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=6 if len(cells) > 2 else 3, frameon=False, fontsize=9
+    )
+    save(figure, path)
+
+
+def main() -> None:
+    keep_memory()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "heterogeneity-study")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "heterogeneity-study")
+    parser.add_argument("--only", choices=list(DATA), help="one of the data sets; default: both")
+    parser.add_argument("--quick", action="store_true", help="a small fleet, three rounds, two seeds")
+    arguments = parser.parse_args()
+    seeds = SEEDS[:2] if arguments.quick else SEEDS
+    rows: list[Row] = []
+    for cell in product([arguments.only] if arguments.only else DATA, RHOS):
+        rows += measure(cell, seeds, arguments.quick, arguments.runs, suited())
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with (arguments.out / "results.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    picture(rows, arguments.out / "speed.png")
+    (arguments.out / "table.md").write_text(table(rows))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
