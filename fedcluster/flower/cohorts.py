@@ -15,13 +15,13 @@ from flwr.serverapp import Grid
 from fedcluster.accept import Update
 from fedcluster.algorithms import FedAvg
 from fedcluster.executor import Memory
-from fedcluster.flower.post import Bell, Found, Post, Reply, opened
+from fedcluster.flower.post import GONE, SILENT, Bell, Found, Post, Reply, opened
 from fedcluster.flower.roster import Registration, Roster, read_registration
 from fedcluster.flower.wire import Unreadable, pack, pack_tensors, pack_with, text, whole
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message as Tensors
 
-ASK = 120.0  # seconds that a node has to say who it is: it may have to load its data first
+ASK = 600.0  # seconds that a node has to say who it is: it may have to load its data first, and nobody waits for it
 NEW: Tensors = {"turn": torch.zeros(1, dtype=torch.int64)}
 Say = Callable[[str], None]
 
@@ -57,7 +57,9 @@ class Presence:
         for node, found in [*answers, *self.post.collect()]:
             info = self.asked.pop(node)
             why = self.meet(info, opened(found))
-            if why is not None:
+            if why in SILENT:  # it is asked again
+                self.say(f"node {node} ({self.owner(info)}) does not say who it is: {why}")
+            elif why is not None:
                 self.refused.add(node)
                 self.say(f"refused node {node} ({self.owner(info)}): {why}")
 
@@ -114,7 +116,7 @@ class Federation:
                 content, group = pack_with(facts, tensors), str(cycle.round)
                 messages[k] = Message(content, node, "train", ttl=self.deadline, group_id=group)
             else:
-                self.remark(cycle, k, "it is not on line")
+                self.remark(cycle, k, GONE)
         for k, found in self.post.exchange(messages, self.deadline) if messages else ():
             reply = opened(found)
             if isinstance(reply, Unreadable):

@@ -32,11 +32,13 @@ LOOK = 0.2  # seconds between two looks for replies
 PIECES = 8  # objects that a reply of our app may consist of: three, and room
 KINDS = frozenset({"Message", "RecordDict", "ConfigRecord"})
 
+LATE, GONE = "no answer in time", "it is not on line"
 WORDS = {  # of the errors with which the SuperLink answers in a node's place
     ErrorCode.NODE_UNAVAILABLE: "it went off line",
-    ErrorCode.MESSAGE_UNAVAILABLE: "no answer in time",
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "no answer in time",
+    ErrorCode.MESSAGE_UNAVAILABLE: LATE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: LATE,
 }
+SILENT = frozenset({*WORDS.values(), LATE, GONE})
 
 Reply = tuple[Facts, Tensors]
 Found = Message | Unreadable | str
@@ -98,7 +100,7 @@ class Post:
             if number < len(ids) and ids[number]:
                 self.waiting[ids[number]] = (name, until)
             else:
-                yield name, "it is not on line"
+                yield name, GONE
 
     def collect(self) -> Iterator[tuple[int, Found]]:
         """One look: replies that are here and whole, those that never will be, and those whose time is up."""
@@ -116,7 +118,7 @@ class Post:
             if time.monotonic() > until:
                 self.parcels = [parcel for parcel in self.parcels if parcel.answers != id]
                 del self.waiting[id]
-                yield name, "no answer in time"
+                yield name, LATE
 
     def look(self) -> Iterator[tuple[str, Parcel | Found]]:
         """What has come since the last look; what is being fetched already is not asked for again."""
@@ -188,7 +190,7 @@ def failure(message: Message) -> str | None:
     """Why there is no answer, when the device or the SuperLink says so."""
     if not message.has_error():
         return None
-    return WORDS.get(message.error.code) or printable(message.error.reason)
+    return WORDS.get(message.error.code) or f"it says: {printable(message.error.reason)}"
 
 
 def opened(found: Found) -> Reply | Unreadable | str:
