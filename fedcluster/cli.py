@@ -1,5 +1,7 @@
 """The command line. Heavy imports wait until a command needs them, so that --help answers at once."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -14,11 +16,7 @@ from fedcluster.allocator import keep_memory
 from fedcluster.errors import FedClusterError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from fedcluster.comparison import Comparison
-    from fedcluster.partition import Portrait
-    from fedcluster.plan import Plan
+    from fedcluster.comparison import Progress
 
 app = typer.Typer(
     add_completion=False,
@@ -52,6 +50,9 @@ def plainly() -> Iterator[None]:
     except FedClusterError as error:
         typer.echo(f"fedcluster: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
+    except BrokenPipeError:  # whoever read our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
     except OSError as error:
         typer.echo(f"fedcluster: {error.filename or 'file system'}: {error.strerror or error}", err=True)
         raise typer.Exit(5) from None
@@ -145,6 +146,7 @@ def compare(
 ) -> None:
     """Train by several methods on the same fleet, start and budget."""
     with plainly():
+        from fedcluster import report
         from fedcluster.experiment import load
 
         described = load(experiment or Path(__file__).with_name("demo.toml"), o)
@@ -168,8 +170,8 @@ def compare(
                 progress=progress,
                 x=x,
             )
-        show(outcomes_table(result))
-        for remark in [*result.remarks, *verdict(result)]:
+        report.show(report.outcomes_table(result))
+        for remark in [*result.remarks, *report.verdict(result)]:
             typer.echo(remark)
         typer.echo(f"picture: {out}/curves.png")
 
@@ -178,6 +180,7 @@ def compare(
 def partition(experiment: ExperimentFile, o: Overrides = None, out: Out = None) -> None:
     """Show what the fleet and the clusters look like."""
     with plainly():
+        from fedcluster import report
         from fedcluster.experiment import load
 
         described = load(experiment, o)
@@ -187,8 +190,8 @@ def partition(experiment: ExperimentFile, o: Overrides = None, out: Out = None) 
 
         portrait = portraits.portray(described, Spoken())
         files = portraits.write(portrait, out or fresh(f"partition-{experiment.stem}"))
-        show(devices_table(portrait))
-        show(clusters_table(portrait))
+        report.show(report.devices_table(portrait))
+        report.show(report.clusters_table(portrait))
         typer.echo("written: " + ", ".join(str(file) for file in files))
 
 
@@ -207,6 +210,7 @@ def reproduce(
 ) -> None:
     """Reproduce a figure of the paper, and judge its claims."""
     with plainly():
+        from fedcluster import report
         from fedcluster.paper.figures import FIGURES
         from fedcluster.paper.reproduce import reproduce as run_figures
         from fedcluster.workers import cores
@@ -225,7 +229,7 @@ def reproduce(
                 lambda text: typer.echo(text, err=True),
             )
         rows = [[v.claim, v.verdict, f"{v.effect:+.3f}", f"{v.low:+.3f} to {v.high:+.3f}"] for v in verdicts]
-        show(ruled(["claim", "verdict", "advantage", "95 % interval"], rows, left=2))
+        report.show(report.ruled(["claim", "verdict", "advantage", "95 % interval"], rows, left=2))
         typer.echo(f"pictures, data and verdicts: {out}/")
 
 
@@ -245,11 +249,12 @@ def plan(
     """Show the timetable of a fleet before training: by time zone or, with a trace, by availability."""
     with plainly():
         from fedcluster import plan as plans
+        from fedcluster import report
         from fedcluster.folder import fresh
 
         found = plans.plan(fleet, availability, count, soft, seed, date, free_seconds)
         files = plans.write(found, out or fresh(f"plan-{fleet.stem}"))
-        show(plan_table(found))
+        report.show(report.plan_table(found))
         left, devices = found.clusters.left_out(), len(found.fleet)
         if found.coverage is not None:
             typer.echo(
@@ -278,6 +283,7 @@ def analyze(
 ) -> None:
     """Measure heterogeneity and the theorem's other constants, and what they promise."""
     with plainly():
+        from fedcluster import report
         from fedcluster.experiment import load
 
         described = load(experiment, o)
@@ -291,8 +297,8 @@ def analyze(
         files = analyses.write(found, out or fresh(f"analyze-{experiment.stem}"))
         for sentence in [*analyses.headline(found), *found.remarks]:
             typer.echo(sentence)
-        show(ruled(*analyses.points_table(found)))
-        show(ruled(*analyses.bounds_table(found)))
+        report.show(report.ruled(*analyses.points_table(found)))
+        report.show(report.ruled(*analyses.bounds_table(found)))
         typer.echo("written: " + ", ".join(str(file) for file in files))
 
 
@@ -305,6 +311,7 @@ def advise(
 ) -> None:
     """Say how many clusters to take, and which."""
     with plainly():
+        from fedcluster import report
         from fedcluster.experiment import load
 
         described = load(experiment, o)
@@ -323,8 +330,8 @@ def advise(
         files = advisor.write(found, described.clusters.participation, folder)
         for sentence in [*found.remarks, *advisor.verdict(found, described.clusters.participation)]:
             typer.echo(sentence)
-        show(ruled(*advisor.table(found.choices, f"{described.clusters.method} clusters")))
-        show(ruled(*advisor.table(found.others, f"at M = {found.take}")))
+        report.show(report.ruled(*advisor.table(found.choices, f"{described.clusters.method} clusters")))
+        report.show(report.ruled(*advisor.table(found.others, f"at M = {found.take}")))
         typer.echo("written: " + ", ".join(str(file) for file in files))
 
 
@@ -332,7 +339,7 @@ def advise(
 def algorithms() -> None:
     """List the federated algorithms: what they keep, what they send, and where they come from."""
     with plainly():
-        from fedcluster import catalogue
+        from fedcluster import catalogue, report
 
         found = catalogue.entries()
         columns = ["local.algorithm", "server keeps", "device keeps", "messages", "downloads", "uploads", "optimizer"]
@@ -348,7 +355,7 @@ def algorithms() -> None:
             ]
             for entry in found
         ]
-        show(ruled(columns, rows, left=len(columns)))
+        report.show(report.ruled(columns, rows, left=len(columns)))
         for paper in dict.fromkeys(entry.paper for entry in found):
             typer.echo(paper)
         typer.echo(
@@ -491,7 +498,7 @@ def listed(names: list[str]) -> str:
 
 
 @contextmanager
-def stages() -> Iterator["comparison.Progress"]:  # type: ignore[name-defined] # noqa: F821
+def stages() -> Iterator["Progress"]:
     """A bar over all rounds of all runs, by stage; a few lines where there is no terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -518,124 +525,6 @@ def stages() -> Iterator["comparison.Progress"]:  # type: ignore[name-defined] #
             bar.update(tasks[stage], completed=done, total=total)  # type: ignore[arg-type]
 
         yield progress
-
-
-def outcomes_table(result: "Comparison") -> "Table":
-    from fedcluster.plots import LABELS, X
-
-    what = X[result.x][0] if result.x in ("time", "bytes") else result.x
-    columns = ["method", "M", "rate", "train loss", "test accuracy", f"{what} to loss {result.target:.3f}"]
-    rows = []
-    for outcome in result.outcomes:
-        loss, accuracy = outcome.final("train_loss"), outcome.final("test_accuracy")
-        last = outcome.histories[0][-1]
-        rows.append(
-            [
-                LABELS[outcome.method],
-                str(outcome.clusters) if outcome.method != "centralized" else "-",
-                f"{outcome.lr:g}",
-                f"{loss[0]:.4f} ± {loss[1]:.4f}",
-                f"{accuracy[0]:.2%} ± {accuracy[1]:.2%}",
-                reached(outcome.reach(result.target, result.x), X[result.x][1](last)),
-                f"{last['device_updates']:,}",
-                f"{last['bytes_up'] / 1e6:,.0f} MB",
-                f"{last['bytes_down'] / 1e6:,.0f} MB",
-            ]
-        )
-    return ruled([*columns, "device updates", "up", "down"], rows)
-
-
-def reached(spent: list[float | None], last: float) -> str:
-    """What was spent by seed in one cell: the mean, or how many seeds never got there. Nothing is ever spent where
-    nothing travels."""
-    from statistics import fmean
-
-    there = [n for n in spent if n is not None]
-    if last == 0:
-        return "-"
-    if len(there) < len(spent):
-        return f"> {last:,.6g} in {len(spent) - len(there)} of {len(spent)}"
-    return f"{fmean(there):,.1f}"
-
-
-def verdict(result: "Comparison") -> list[str]:
-    """FedCluster against FedAvg, in a sentence."""
-    found = {outcome.method: outcome for outcome in result.outcomes}
-    if not {"fedavg", "fedcluster"} <= found.keys():
-        return []
-    loss, _ = found["fedavg"].final("train_loss")
-    rounds = found["fedcluster"].rounds_to(loss)
-    last = found["fedavg"].histories[0][-1]["round"]
-    return [
-        f"FedCluster reached FedAvg's last training loss ({loss:.4f}, after {last} rounds) in rounds: "
-        + ", ".join("never" if n is None else str(n) for n in rounds)
-        + " (by seed)"
-    ]
-
-
-def plan_table(found: "Plan") -> "Table":
-    rows = []
-    for K, (members, ends) in enumerate(zip(found.clusters.members, found.offsets, strict=True)):
-        row = [str(K), f"{len(members):,}"]
-        if found.slots is not None and found.coverage is not None:
-            row += [f"{clock_time(found.slots[K][0])} - {clock_time(found.slots[K][1])}", f"{found.coverage[K]:.1%}"]
-        elif ends is not None:
-            row += [f"{ends[0]:+g} to {ends[1]:+g}"]
-        rows.append(row)
-    more = ["UTC offsets, h"] if found.slots is None else ["slot, UTC", "free long enough in it"]
-    return ruled(["cluster", "devices", *more], rows)
-
-
-def clock_time(hours: float) -> str:
-    minutes = round(hours * 60)
-    return f"{minutes // 60:02d}:{minutes % 60:02d}"
-
-
-def devices_table(portrait: "Portrait") -> "Table":
-    sizes, weights = portrait.fleet.sizes, portrait.fleet.weights
-    top = portrait.mix.max(axis=1) / portrait.mix.sum(axis=1)
-    rows = [
-        [name, *(f"{value:.4g}" for value in (column.min(), column.mean(), column.max()))]
-        for name, column in (("samples", sizes), ("p_k", weights), ("share of the largest class", top))
-    ]
-    return ruled([f"{len(sizes):,} devices", "least", "mean", "most"], rows)
-
-
-def clusters_table(portrait: "Portrait") -> "Table":
-    groups, mix = portrait.clusters, portrait.cluster_mix()
-    shown = min(mix.shape[1], 10)
-    rows = [
-        [
-            str(K),
-            f"{len(members):,}",
-            f"{portrait.fleet.sizes[members].sum():,}",
-            f"{q:.4f}",
-            *(f"{x:.1%}" for x in mix[K][:shown]),
-        ]
-        for K, (members, q) in enumerate(zip(groups.members, groups.weights(portrait.fleet), strict=True))
-    ]
-    return ruled(["cluster", "devices", "samples", "q_K", *(f"class {c}" for c in range(shown))], rows)
-
-
-def ruled(columns: list[str], rows: list[list[str]], left: int = 1) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="left" if number < left else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def show(table: "Table") -> None:
-    """Never wrapped: a table that is wider than the terminal keeps its lines."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.width = max(console.width, console.measure(table, options=console.options.update(max_width=400)).maximum)
-    console.print(table)
 
 
 def main() -> None:
