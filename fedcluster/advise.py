@@ -90,6 +90,7 @@ def advise(
     everybody = {"method": "fedcluster", "clusters.method": "random", "clusters.count": 1}
     setup = prepare(experiment.with_(**everybody), display)
     learner, w = Learner(setup.learner.module), setup.start.model
+    assert setup.dataset is not None, "only a federation may be without"
     parts = setup.dataset, setup.fleet, experiment.local, experiment.seed, display
     found = survey(learner, w, *parts)
     weigh = Scale(setup, found, smoothness(learner, w, *parts))

@@ -99,6 +99,7 @@ def analyze(
 def measure(name: str, w: Tensor, setup: Setup, learner: Learner, display: Display) -> Point:
     """One pass over the fleet at w, then L."""
     experiment, weights, clusters = setup.experiment, setup.fleet.weights, setup.clusters
+    assert setup.dataset is not None, "only a federation may be without"
     parts = setup.dataset, setup.fleet, experiment.local, experiment.seed, display
     found = survey(learner, w, *parts, clusters, f"gradients at {name}")
     cut, errors = estimated(found.sketches, found.copies, weights, clusters)
