@@ -180,7 +180,7 @@ def test_attackers_are_refused_by_name_and_change_nothing(twelve: Federation) ->
     other = twelve.folder / "other"  # of another federation
     certificates.make(other, 3, ["127.0.0.1"])
 
-    server = twelve.serve("attacked", experiment=experiment, nodes=11, deadline=30)
+    server = twelve.serve("attacked", experiment=experiment, nodes=11, deadline=45)
     until(lambda: "open to devices" in twelve.said("attacked"))
     common = ["join", "--server", twelve.server, "--device", "2", "--data", "2.npz", "--certificates"]
     twelve.start("imposter-says", *common, imposter)
