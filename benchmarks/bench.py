@@ -133,8 +133,9 @@ def picture(runs: list[dict[str, Any]], path: Path) -> None:
         for y, (name, middle) in enumerate(zip(names, middles, strict=True)):
             ax.plot([min(times[name]), max(times[name])], [y, y], color="black", lw=1)
             ax.text(max(times[name]), y, f"  {middle:.2f}", va="center", fontsize=8)
-        ax.set(title=model, xlabel="seconds a round (median; line: lowest to highest)")
+        ax.set(title={"mlp": "MLP", "alexnet": "small AlexNet"}[model], xlabel="seconds a round")
         ax.margins(x=0.15)
+    figure.suptitle("bars: median; lines: lowest to highest", fontsize=9)
     save(figure, path)
 
 

@@ -1,5 +1,6 @@
-/* E steps of plain SGD on a chain of linear layers with ReLU between them and the mean cross-entropy at its end; the
-   evaluation of such a chain; and the two passes that the server makes over an update.
+/* E steps of plain SGD on a chain of linear layers with ReLU between them and the mean cross-entropy at its end, blocks
+   of convolution before it or not; the evaluation of such a network; and the two passes that the server makes over an
+   update.
 
    A step of a small network is a few products of thin matrices. Here they are written for the caches of one core:
    weights are held transposed, [in][out], rows padded to whole vectors, so that both the forward product and the
@@ -12,172 +13,21 @@
 #include <stdint.h>
 #include <string.h>
 
-typedef float vector __attribute__((vector_size(32), aligned(4)));
-typedef int32_t mask __attribute__((vector_size(32)));
-enum { LANES = 8, ROWS = 6, MOST = 16 };
+#include "conv.h"
+#include "tiles.h"
 
-#define INLINE static inline __attribute__((always_inline))
+enum { MOST = 16 };
 
-static int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
-
-INLINE vector load(const float *p) { return *(const vector *)p; }
-INLINE void store(float *p, vector v) { *(vector *)p = v; }
-INLINE vector all(float f) { return (vector){f, f, f, f, f, f, f, f}; }
-
-/* c[rows][wide vectors] = bias + a[rows][n] b[n][...], for a tile that fits the registers */
-INLINE void forward_tile(int rows, int wide, const float *a, int a_row, const float *b, int b_row, int n,
-                         const float *bias, float *c, int c_row, int relu) {
-    vector sum[ROWS][2];
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
-        for (int v = 0; v < wide; v++) sum[r][v] = load(bias + v * LANES);
-    for (int k = 0; k < n; k++) {
-        vector right[2];
-#pragma GCC unroll 2
-        for (int v = 0; v < wide; v++) right[v] = load(b + (size_t)k * b_row + v * LANES);
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            vector left = all(a[r * a_row + k]);
-#pragma GCC unroll 2
-            for (int v = 0; v < wide; v++) sum[r][v] += left * right[v];
-        }
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
-        for (int v = 0; v < wide; v++) {
-            vector s = sum[r][v];
-            if (relu) s = (vector)((mask)s & ~(s <= 0)); /* NaN stays NaN */
-            store(c + r * c_row + v * LANES, s);
-        }
-}
-
-/* w[rows][wide] += sum over the batch of a[batch][rows] d[batch][wide], and what is added in every step */
-INLINE void update_tile(int rows, int wide, const float *a, int a_row, const float *d, int d_row, int batch, float *w,
-                        int w_row, const float *drift) {
-    vector sum[ROWS][2];
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
-        for (int v = 0; v < wide; v++) sum[r][v] = all(0);
-    for (int k = 0; k < batch; k++) {
-        vector right[2];
-#pragma GCC unroll 2
-        for (int v = 0; v < wide; v++) right[v] = load(d + k * d_row + v * LANES);
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            vector left = all(a[k * a_row + r]);
-#pragma GCC unroll 2
-            for (int v = 0; v < wide; v++) sum[r][v] += left * right[v];
-        }
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
-        for (int v = 0; v < wide; v++) {
-            size_t at = (size_t)r * w_row + v * LANES;
-            store(w + at, load(w + at) + (drift ? sum[r][v] + load(drift + at) : sum[r][v]));
-        }
-}
-
-#define FOR_ROWS(rows, CALL) \
-    switch (rows) {          \
-    case 6: CALL(6); break;  \
-    case 5: CALL(5); break;  \
-    case 4: CALL(4); break;  \
-    case 3: CALL(3); break;  \
-    case 2: CALL(2); break;  \
-    default: CALL(1);        \
-    }
-
-/* c[m][padded(out)] = bias + a[m][n] w[n][...] */
-static void forward(const float *a, int a_row, int m, int n, const float *w, const float *bias, int out, float *c,
-                    int relu) {
-    int row = padded(out);
-    for (int j = 0; j < row; j += 2 * LANES) {
-        int wide = row - j >= 2 * LANES ? 2 : 1;
-        for (int i = 0; i < m; i += ROWS) {
-            int rows = m - i < ROWS ? m - i : ROWS;
-#define CALL(R)                                                                                                      \
-    if (wide == 2)                                                                                                   \
-        forward_tile(R, 2, a + i * a_row, a_row, w + j, row, n, bias + j, c + i * row + j, row, relu);               \
-    else                                                                                                             \
-        forward_tile(R, 1, a + i * a_row, a_row, w + j, row, n, bias + j, c + i * row + j, row, relu)
-            FOR_ROWS(rows, CALL)
-#undef CALL
-        }
-    }
-}
-
-/* w[n][padded(out)] += a[batch][n]^T d[batch][padded(out)] + drift */
-static void update(const float *a, int a_row, int batch, int n, const float *d, int out, float *w,
-                   const float *drift) {
-    int row = padded(out);
-    for (int i = 0; i < n; i += ROWS) {
-        int rows = n - i < ROWS ? n - i : ROWS;
-        for (int j = 0; j < row; j += 2 * LANES) {
-            int wide = row - j >= 2 * LANES ? 2 : 1;
-            size_t at = (size_t)i * row + j;
-#define CALL(R)                                                                                                      \
-    if (wide == 2)                                                                                                   \
-        update_tile(R, 2, a + i, a_row, d + j, row, batch, w + at, row, drift ? drift + at : 0);                     \
-    else                                                                                                             \
-        update_tile(R, 1, a + i, a_row, d + j, row, batch, w + at, row, drift ? drift + at : 0)
-            FOR_ROWS(rows, CALL)
-#undef CALL
-        }
-    }
-}
-
-/* the lanes of two vectors, counted through, that make up a third */
-#if defined(__clang__) || __GNUC__ >= 12
-#define LANES_OF(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define LANES_OF(a, b, ...) __builtin_shuffle(a, b, (mask){__VA_ARGS__})
-#endif
-
-/* an 8 by 8 block: neighbours, then pairs, then halves change places */
-INLINE void flip_tile(const float *from, int from_row, float *to, int to_row) {
-    vector a[LANES], b[LANES];
-#pragma GCC unroll 8
-    for (int r = 0; r < LANES; r++) a[r] = load(from + (size_t)r * from_row);
-#pragma GCC unroll 4
-    for (int r = 0; r < LANES; r += 2) {
-        b[r] = LANES_OF(a[r], a[r + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-        b[r + 1] = LANES_OF(a[r], a[r + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-    }
-#pragma GCC unroll 2
-    for (int r = 0; r < LANES; r += 4)
-#pragma GCC unroll 2
-        for (int k = 0; k < 2; k++) {
-            a[r + 2 * k] = LANES_OF(b[r + k], b[r + 2 + k], 0, 1, 8, 9, 4, 5, 12, 13);
-            a[r + 2 * k + 1] = LANES_OF(b[r + k], b[r + 2 + k], 2, 3, 10, 11, 6, 7, 14, 15);
-        }
-#pragma GCC unroll 4
-    for (int r = 0; r < LANES / 2; r++) {
-        store(to + (size_t)r * to_row, LANES_OF(a[r], a[r + 4], 0, 1, 2, 3, 8, 9, 10, 11));
-        store(to + (size_t)(r + 4) * to_row, LANES_OF(a[r], a[r + 4], 4, 5, 6, 7, 12, 13, 14, 15));
-    }
-}
-
-/* to[columns][to_row] = the transpose of from[rows][from_row] */
-static void flip(const float *from, int from_row, int rows, int columns, float *to, int to_row) {
-    int r = 0;
-    for (; r + LANES <= rows; r += LANES) {
-        const float *row = from + (size_t)r * from_row;
-        int c = 0;
-        for (; c + LANES <= columns; c += LANES) flip_tile(row + c, from_row, to + (size_t)c * to_row + r, to_row);
-        for (; c < columns; c++)
-            for (int i = 0; i < LANES; i++) to[(size_t)c * to_row + r + i] = row[(size_t)i * from_row + c];
-    }
-    for (; r < rows; r++)
-        for (int c = 0; c < columns; c++) to[(size_t)c * to_row + r] = from[(size_t)r * from_row + c];
-}
+/* layers of these widths, the first of which is a sample's; or that of the blocks before them, which make this many
+   maps each out of pictures */
+typedef struct {
+    int layers, sizes[MOST + 1];
+    int blocks, maps[MOST], channels, height, width;
+} form;
 
 /* ReLU's derivative: zero where the layer's output is */
-static void mask_by(const float *output, float *gradient, int n) {
-    for (int i = 0; i < n; i++) gradient[i] = output[i] <= 0 ? 0 : gradient[i];
+static void mask_by(const float *output, const float *gradient, int n, float *to) {
+    for (int i = 0; i < n; i++) to[i] = output[i] <= 0 ? 0 : gradient[i];
 }
 
 /* scores -> -lr / batch times the gradient of the mean cross-entropy at them */
@@ -199,52 +49,92 @@ typedef struct {
     int bytes, channels;
 } samples;
 
-/* one batch out of the data set, by the numbers of its rows; those of the batch after it are called for meanwhile */
-static void gather(const samples *from, const int64_t *rows, int batch, int n, float *restrict x, int64_t *y,
-                   int more) {
+/* one sample out of the data set, by its row; the one that is `ahead` in the list of rows is called for meanwhile */
+static void gather(const samples *from, const int64_t *row, int ahead, int n, float *restrict x, int64_t *y) {
     int64_t size = n * (from->bytes ? 1 : (int64_t)sizeof(float));
-    for (int i = 0; i < batch; i++, x += n) {
-        y[i] = from->y[rows[i]];
-        if (i < more) {
-            const char *next = (const char *)from->x + rows[batch + i] * size;
-            for (int64_t j = 0; j < size; j += 64) __builtin_prefetch(next + j, 0, 2);
-        }
-        if (!from->bytes) {
-            memcpy(x, (const float *)from->x + rows[i] * n, n * sizeof(float));
-            continue;
-        }
-        const uint8_t *row = (const uint8_t *)from->x + rows[i] * n;
-        int plane = n / from->channels;
-        for (int c = 0; c < from->channels; c++) {
-            float scale = from->scale[c], shift = from->shift[c];
-            for (int j = c * plane; j < (c + 1) * plane; j++) x[j] = row[j] * scale + shift;
-        }
+    const char *here = (const char *)from->x + *row * size, *next = (const char *)from->x + row[ahead] * size;
+    *y = from->y[*row];
+    for (int64_t j = 0; ahead && j < size; j += 64) __builtin_prefetch(next + j, 0, 2);
+    if (!from->bytes) {
+        memcpy(x, here, size);
+        return;
+    }
+    int plane = n / from->channels;
+    for (int c = 0; c < from->channels; c++) {
+        float scale = from->scale[c], shift = from->shift[c];
+        for (int j = c * plane; j < (c + 1) * plane; j++) x[j] = ((const uint8_t *)here)[j] * scale + shift;
     }
 }
 
-/* one layer, its weights transposed, with room for all that a step needs of it */
+/* one layer, its weights transposed, with room for all that a step needs of it. Its inputs may come in maps: w has
+   them one after the other, here they are side by side, padded. */
 typedef struct {
-    int in, out, in_row, out_row;
+    int in, out, in_row, out_row, maps, maps_row;
     float *weight, *bias, *output, *gradient, *turned, *zeros, *drift, *bias_drift;
 } layer;
 
-/* lays the layers out in scratch memory, if there is any; returns how many floats they take */
-static int64_t lay_out(layer *layers, const int *sizes, int count, int batch, int drifting, float *room) {
-    int64_t used = (int64_t)batch * (sizes[0] + 2); /* a batch of samples and of labels */
-#define TAKE(place, n) (place = room ? room + used : 0, used += (int64_t)(n))
-    for (int l = 0; l < count; l++) {
-        layer *one = &layers[l];
-        one->in = sizes[l], one->out = sizes[l + 1];
+typedef struct {
+    int blocks, layers, input; /* numbers of a sample */
+    block block[MOST];
+    layer layer[MOST];
+    float *sample, *features, *gradient; /* a sample as it comes; what goes into the layers, and the gradient at it */
+    int64_t *labels;
+} network;
+
+/* lays a network out in scratch memory, if there is any; returns how many floats it takes */
+static int64_t lay_out(network *net, const form *form, int batch, int learning, int drifting, float *room) {
+    int64_t used = 0;
+#define TAKE(place, n) (place = room ? (void *)(room + used) : 0, used += ((int64_t)(n) + 15) / 16 * 16)
+    net->blocks = form->blocks, net->layers = form->layers;
+    net->input = form->blocks ? form->channels * form->height * form->width : form->sizes[0];
+    TAKE(net->labels, 2 * batch);
+    int in = form->channels, height = form->height, width = form->width;
+    for (int l = 0; l < net->blocks; l++, height /= 2, width /= 2) {
+        block *one = &net->block[l];
+        *one = (block){.in = in, .out = form->maps[l], .height = height, .width = width};
+        in = one->out;
+        one->in_row = l ? padded(one->in) : one->in, one->out_row = padded(one->out);
+        one->run = padded(3 * one->in_row), one->line = (width + 2) * one->in_row;
+        one->high = height / 2, one->wide = width / 2;
+        one->picture = (size_t)(height + 2) * one->line, one->cells = (size_t)one->high * one->wide * one->out_row;
+        one->kept = learning ? batch : 1;
+        int64_t weights = (int64_t)one->out_row * 3 * one->run;
+        TAKE(one->weight, weights);
+        TAKE(one->bias, one->out_row);
+        TAKE(one->turned, 9 * one->in_row * one->out_row);
+        TAKE(one->pictures, one->kept * one->picture + one->run); /* a whole vector may be read at the last patch */
+        TAKE(one->chosen, one->kept * one->cells);
+        TAKE(one->results, 4 * one->wide * one->out_row);
+        if (learning) {
+            TAKE(one->change, weights);
+            TAKE(one->bias_change, one->out_row);
+            TAKE(one->gradient, one->picture);
+            TAKE(one->below, one->picture);
+            TAKE(one->amounts, 4 * one->out_row);
+            TAKE(one->origins, 4 * one->out_row);
+        }
+        if (drifting) {
+            TAKE(one->drift, weights);
+            TAKE(one->bias_drift, one->out_row);
+        }
+    }
+    int features = net->blocks ? (int)net->block[net->blocks - 1].cells : form->sizes[0];
+    if (net->blocks) TAKE(net->sample, net->input);
+    TAKE(net->features, (int64_t)batch * features);
+    if (net->blocks) TAKE(net->gradient, (int64_t)batch * features);
+    for (int l = 0; l < net->layers; l++) {
+        layer *one = &net->layer[l];
+        *one = (layer){.in = l ? form->sizes[l] : features, .out = form->sizes[l + 1], .maps = 1, .maps_row = 1};
+        if (!l && net->blocks) one->maps = in, one->maps_row = padded(in);
         one->out_row = padded(one->out), one->in_row = l ? padded(one->in) : one->in;
         TAKE(one->weight, (int64_t)one->in * one->out_row);
         TAKE(one->bias, one->out_row);
         TAKE(one->output, batch * one->out_row);
         TAKE(one->gradient, batch * one->out_row);
-        if (l) {
+        if (l || net->blocks) {
             TAKE(one->turned, (int64_t)one->out * one->in_row);
             TAKE(one->zeros, one->in_row);
         }
-        one->drift = one->bias_drift = 0;
         if (drifting) {
             TAKE(one->drift, (int64_t)one->in * one->out_row);
             TAKE(one->bias_drift, one->out_row);
@@ -254,100 +144,153 @@ static int64_t lay_out(layer *layers, const int *sizes, int count, int batch, in
     return used;
 }
 
-/* floats of scratch memory that `descend` needs */
-int64_t scratch(const int *sizes, int count, int batch, int drifting) {
-    layer layers[MOST];
-    return lay_out(layers, sizes, count, batch, drifting, 0);
+/* floats of scratch memory that `descend` needs; `score`, which does not learn, needs less */
+int64_t scratch(const form *form, int batch, int learning, int drifting) {
+    network net;
+    return lay_out(&net, form, batch, learning, drifting, 0);
 }
 
-/* the layers out of w (first to last, each as weight [out][in] and bias [out]) and of what is of its form; where
-   rows are padded, zero */
-static void read_in(layer *layers, int count, const float *w, const float *drift) {
-    for (layer *one = layers; one < layers + count; one++) {
-        size_t whole = (size_t)one->in * one->out, wide = (size_t)one->in * one->out_row;
-        if (one->out_row > one->out) memset(one->weight, 0, wide * sizeof(float));
-        flip(w, one->in, one->out, one->in, one->weight, one->out_row);
-        memset(one->bias, 0, one->out_row * sizeof(float));
-        memcpy(one->bias, w + whole, one->out * sizeof(float));
-        w += whole + one->out;
-        if (one > layers) {
-            memset(one->zeros, 0, one->in_row * sizeof(float));
-            if (one->in_row > one->in) memset(one->turned, 0, (size_t)one->out * one->in_row * sizeof(float));
-        }
-        if (!drift) continue;
-        if (one->out_row > one->out) memset(one->drift, 0, wide * sizeof(float));
-        flip(drift, one->in, one->out, one->in, one->drift, one->out_row);
-        memset(one->bias_drift, 0, one->out_row * sizeof(float));
-        memcpy(one->bias_drift, drift + whole, one->out * sizeof(float));
-        drift += whole + one->out;
+/* weights [out][in] and biases [out] into a layer's form, zero where rows are padded; returns what comes after them */
+static const float *read_layer(const layer *one, const float *w, float *weight, float *bias) {
+    int each = one->in / one->maps_row, in = one->maps * each;
+    if (one->out_row > one->out || one->maps_row > one->maps)
+        memset(weight, 0, (size_t)one->in * one->out_row * sizeof(float));
+    for (int m = 0; m < one->maps; m++)
+        flip(w + m * each, in, one->out, each, weight + m * one->out_row, one->maps_row * one->out_row);
+    memset(bias, 0, one->out_row * sizeof(float));
+    memcpy(bias, w += (size_t)in * one->out, one->out * sizeof(float));
+    return w + one->out;
+}
+
+static float *write_layer(const layer *one, float *w) {
+    int each = one->in / one->maps_row, in = one->maps * each;
+    for (int m = 0; m < one->maps; m++)
+        flip(one->weight + m * one->out_row, one->maps_row * one->out_row, each, one->out, w + m * each, in);
+    memcpy(w += (size_t)in * one->out, one->bias, one->out * sizeof(float));
+    return w + one->out;
+}
+
+/* the network out of w, its blocks and layers from first to last, and out of what is of its form */
+static void read_in(const network *net, const float *w, const float *drift) {
+    for (const block *one = net->block; one < net->block + net->blocks; one++) {
+        w = read_block(one, w, one->weight, one->bias);
+        if (drift) drift = read_block(one, drift, one->drift, one->bias_drift);
+        memset(one->pictures, 0, (one->kept * one->picture + one->run) * sizeof(float)); /* borders stay so */
+        turn(one);
+    }
+    for (const layer *one = net->layer; one < net->layer + net->layers; one++) {
+        w = read_layer(one, w, one->weight, one->bias);
+        if (drift) drift = read_layer(one, drift, one->drift, one->bias_drift);
+        if (!one->turned) continue;
+        memset(one->zeros, 0, one->in_row * sizeof(float));
+        if (one->in_row > one->in) memset(one->turned, 0, (size_t)one->out * one->in_row * sizeof(float));
     }
 }
 
-/* the last layer's output for the batch at x */
-static const float *scores_of(const layer *layers, int count, const float *x, int batch) {
-    for (int l = 0; l < count; x = layers[l++].output)
-        forward(x, layers[l].in_row, batch, layers[l].in, layers[l].weight, layers[l].bias, layers[l].out,
-                layers[l].output, l < count - 1);
+/* the last layer's output for a batch of the rows */
+static const float *scores_of(const network *net, const samples *from, const int64_t *rows, int batch, int ahead) {
+    const block *last = net->block + net->blocks;
+    const float *x = net->features;
+    int features = net->layer[0].in;
+    for (int i = 0; i < batch; i++) {
+        float *to = net->features + (size_t)i * features;
+        gather(from, rows + i, ahead, net->input, net->blocks ? net->sample : to, net->labels + i);
+        if (net->blocks) frame(net->block, net->sample, picture_of(net->block, i));
+        for (const block *one = net->block; one < last; one++)
+            if (one + 1 < last)
+                pass(one, i, picture_of(one + 1, i) + one[1].line + one[1].in_row, one[1].line);
+            else
+                pass(one, i, to, one->wide * one->out_row);
+    }
+    for (int l = 0; l < net->layers; x = net->layer[l++].output) {
+        const layer *one = &net->layer[l];
+        forward(x, one->in_row, batch, one->in, one->weight, one->bias, one->out, one->output, l < net->layers - 1);
+    }
     return x;
 }
 
-/* E steps: rows is [steps][batch], places in the data set; drift, of the form of w or null, is added to w after each */
-void descend(float *w, const float *drift, const int *sizes, int count, const samples *from, const int64_t *rows,
-             int steps, int batch, float lr, float *room) {
-    layer layers[MOST];
-    int64_t *y = (int64_t *)room;
-    float *x = room + 2 * batch;
-    lay_out(layers, sizes, count, batch, drift != 0, room);
-    read_in(layers, count, w, drift);
-    layer *last = &layers[count - 1];
-    for (int step = 0; step < steps; step++, rows += batch) {
-        gather(from, rows, batch, sizes[0], x, y, step + 1 < steps ? batch : 0);
-        scores_of(layers, count, x, batch);
-        slope(last->output, last->out_row, last->out, batch, y, lr);
-        for (layer *one = last; one >= layers; one--) {
-            const float *d = one == last ? one->output : one->gradient;
-            const float *below = one == layers ? x : one[-1].output;
-            if (one > layers) {
-                flip(one->weight, one->out_row, one->in, one->out, one->turned, one->in_row);
-                forward(d, one->out_row, batch, one->out, one->turned, one->zeros, one->in, one[-1].gradient, 0);
-                mask_by(below, one[-1].gradient, batch * one->in_row);
-            }
-            update(below, one->in_row, batch, one->in, d, one->out, one->weight, one->drift);
-            for (int j = 0; j < one->out_row; j += LANES) {
-                vector sum = one->bias_drift ? load(one->bias_drift + j) : all(0);
-                for (int i = 0; i < batch; i++) sum += load(d + i * one->out_row + j);
-                store(one->bias + j, load(one->bias + j) + sum);
-            }
+/* a step of the layers, from the gradient at the last one's output */
+static void descend_layers(const network *net, int batch) {
+    const layer *last = net->layer + net->layers - 1;
+    for (const layer *one = last; one >= net->layer; one--) {
+        const float *d = one == last ? one->output : one->gradient;
+        const float *below = one == net->layer ? net->features : one[-1].output;
+        if (one->turned) {
+            float *gradient = one == net->layer ? net->gradient : one[-1].gradient;
+            flip(one->weight, one->out_row, one->in, one->out, one->turned, one->in_row);
+            forward(d, one->out_row, batch, one->out, one->turned, one->zeros, one->in, gradient, 0);
+            mask_by(below, gradient, batch * one->in_row, gradient);
         }
-    }
-    for (layer *one = layers; one <= last; one++) {
-        flip(one->weight, one->out_row, one->in, one->out, w, one->in);
-        memcpy(w += (int64_t)one->in * one->out, one->bias, one->out * sizeof(float));
-        w += one->out;
+        update(below, one->in_row, batch, one->in, d, one->out, one->weight, one->drift);
+        for (int j = 0; j < one->out_row; j += LANES) {
+            vector sum = one->bias_drift ? load(one->bias_drift + j) : all(0);
+            for (int i = 0; i < batch; i++) sum += load(d + i * one->out_row + j);
+            store(one->bias + j, load(one->bias + j) + sum);
+        }
     }
 }
 
+/* a step of the blocks, from the gradient at what they make, sample by sample */
+static void descend_blocks(const network *net, int batch) {
+    const block *last = net->block + net->blocks - 1;
+    for (const block *one = net->block; one <= last; one++) {
+        memset(one->change, 0, (size_t)one->out_row * 3 * one->run * sizeof(float));
+        memset(one->bias_change, 0, one->out_row * sizeof(float));
+    }
+    for (int i = 0; i < batch; i++) {
+        const float *g = net->gradient + i * last->cells;
+        for (const block *one = last; one > net->block; one--) {
+            learn(one, i, g);
+            pass_back(one, i, g);
+            for (int y = 0; y < one->height; y++) {
+                size_t at = (y + 1) * one->line + one->in_row, n = one->width * one->in_row;
+                mask_by(picture_of(one, i) + at, one->gradient + at, n, one->below + y * n);
+            }
+            g = one->below;
+        }
+        learn(net->block, i, g);
+    }
+    for (const block *one = net->block; one <= last; one++) {
+        step_block(one);
+        turn(one);
+    }
+}
+
+/* E steps: rows is [steps][batch], places in the data set; drift, of the form of w or null, is added to w after each */
+void descend(float *w, const float *drift, const form *form, const samples *from, const int64_t *rows, int steps,
+             int batch, float lr, float *room) {
+    network net;
+    lay_out(&net, form, batch, 1, drift != 0, room);
+    read_in(&net, w, drift);
+    const layer *last = &net.layer[net.layers - 1];
+    for (int step = 0; step < steps; step++, rows += batch) {
+        scores_of(&net, from, rows, batch, step + 1 < steps ? batch : 0);
+        slope(last->output, last->out_row, last->out, batch, net.labels, lr);
+        descend_layers(&net, batch);
+        if (net.blocks) descend_blocks(&net, batch);
+    }
+    for (const block *one = net.block; one < net.block + net.blocks; one++) w = write_block(one, w);
+    for (const layer *one = net.layer; one <= last; one++) w = write_layer(one, w);
+}
+
 /* of every batch (the last may be smaller) of n rows: the summed cross-entropy, and how many scores are right */
-void score(const float *w, const int *sizes, int count, const samples *from, const int64_t *rows, int64_t n, int batch,
+void score(const float *w, const form *form, const samples *from, const int64_t *rows, int64_t n, int batch,
            double *losses, int64_t *right, float *room) {
-    layer layers[MOST];
-    int64_t *y = (int64_t *)room;
-    float *x = room + 2 * batch;
-    lay_out(layers, sizes, count, batch, 0, room);
-    read_in(layers, count, w, 0);
-    int classes = sizes[count], row = padded(classes);
+    network net;
+    lay_out(&net, form, batch, 0, 0, room);
+    read_in(&net, w, 0);
+    int classes = form->sizes[form->layers], row = padded(classes);
     for (; n > 0; n -= batch, rows += batch, losses++, right++) {
         int here = n < batch ? n : batch;
-        gather(from, rows, here, sizes[0], x, y, 0);
-        const float *s = scores_of(layers, count, x, here);
+        const float *s = scores_of(&net, from, rows, here, 0);
         *losses = 0, *right = 0;
         for (int i = 0; i < here; i++, s += row) {
             int best = 0;
             float sum = 0;
             for (int c = 1; c < classes; c++) best = s[c] > s[best] ? c : best;
             for (int c = 0; c < classes; c++) sum += expf(s[c] - s[best]);
-            *losses += logf(sum) + s[best] - s[y[i]];
-            *right += best == y[i];
+            *losses += logf(sum) + s[best] - s[net.labels[i]];
+            *right += best == net.labels[i];
         }
     }
 }

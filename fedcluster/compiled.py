@@ -1,4 +1,4 @@
-"""The compiled part: `chain.c`, built once by the machine's own C compiler and kept in the cache.
+"""The compiled part: `chain.c` and what it includes, built once by the machine's own C compiler and kept in the cache.
 
 Where there is no compiler, or the result does not find what torch finds, there is none, and torch does the work.
 """
@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedcluster.sources import cache_folder
 
 SOURCE = Path(__file__).with_name("chain.c")
 FLAGS = ["-O3", "-fno-math-errno", "-shared", "-fPIC"]
-MOST_LAYERS = 16  # as in chain.c
+MOST = 16  # layers, and blocks before them, as in chain.c
 
 
 @cache
@@ -43,7 +44,8 @@ def library() -> Any:
 
 def built(compiler: str) -> Path:
     """The library for this source, compiler and processor; built if it is not in the cache."""
-    identity = [SOURCE.read_text(), compiler, *FLAGS, platform.platform(), processor()]
+    sources = [path.read_text() for path in sorted(SOURCE.parent.glob("*.[ch]"))]
+    identity = [sources, compiler, *FLAGS, platform.platform(), processor()]
     folder = cache_folder() / "compiled"
     path = folder / f"chain-{sha256(repr(identity).encode()).hexdigest()[:20]}.so"
     if not path.exists():
@@ -93,11 +95,28 @@ class Samples(ctypes.Structure):
         super().__init__(*places, x.dtype == torch.uint8, 1 if scale is None else scale.numel())
 
 
+class Form(ctypes.Structure):
+    """Layers of these sizes, perhaps after blocks that make so many maps each out of pictures of this shape."""
+
+    _fields_ = (
+        ("layers", ctypes.c_int),
+        ("sizes", ctypes.c_int * (MOST + 1)),
+        ("blocks", ctypes.c_int),
+        ("maps", ctypes.c_int * MOST),
+        ("channels", ctypes.c_int),
+        ("height", ctypes.c_int),
+        ("width", ctypes.c_int),
+    )
+
+    def __init__(self, sizes: list[int], maps: list[int], shape: tuple[int, ...]) -> None:
+        super().__init__(len(sizes) - 1, tuple(sizes), len(maps), tuple(maps), *(shape if maps else ()))
+
+
 def descend(
     loaded: Any,
     w: Tensor,
     drift: Tensor | None,
-    sizes: list[int],
+    form: Form,
     samples: Samples,
     rows: Tensor,
     lr: float,
@@ -105,20 +124,19 @@ def descend(
 ) -> None:
     """A step for every row of `rows`, a batch by its places among the samples; after each, `drift` is added to w."""
     places = [None if one is None else ctypes.c_void_p(one.data_ptr()) for one in (w, drift, rows, room)]
-    widths, (steps, batch) = (ctypes.c_int * len(sizes))(*sizes), rows.shape
-    rate, data = ctypes.c_float(lr), ctypes.byref(samples)
-    loaded.descend(places[0], places[1], widths, len(sizes) - 1, data, places[2], steps, batch, rate, places[3])
+    rate, network, data = ctypes.c_float(lr), ctypes.byref(form), ctypes.byref(samples)
+    loaded.descend(places[0], places[1], network, data, places[2], *rows.shape, rate, places[3])
 
 
 def score(
-    loaded: Any, w: Tensor, sizes: list[int], samples: Samples, rows: Tensor, batch: int
+    loaded: Any, w: Tensor, form: Form, samples: Samples, rows: Tensor, batch: int
 ) -> tuple[list[float], list[int]]:
     """The summed cross-entropy of every batch of the rows, and how many of it are right."""
     losses, right = torch.empty(-(-len(rows) // batch), dtype=torch.float64), torch.empty(-(-len(rows) // batch)).long()
-    room = room_for(loaded, sizes, batch, drifting=False)
+    room = room_for(loaded, form, batch, learning=False, drifting=False)
     w_, rows_, losses_, right_, room_ = (ctypes.c_void_p(one.data_ptr()) for one in (w, rows, losses, right, room))
-    widths, count, data = (ctypes.c_int * len(sizes))(*sizes), ctypes.c_int64(len(rows)), ctypes.byref(samples)
-    loaded.score(w_, widths, len(sizes) - 1, data, rows_, count, batch, losses_, right_, room_)
+    network, data, count = ctypes.byref(form), ctypes.byref(samples), ctypes.c_int64(len(rows))
+    loaded.score(w_, network, data, rows_, count, batch, losses_, right_, room_)
     return losses.tolist(), right.tolist()
 
 
@@ -138,30 +156,42 @@ def accumulate(total: Tensor, vector: Tensor, weight: float, grid: float) -> Non
     library().accumulate(*places, ctypes.c_int64(len(vector)), ctypes.c_double(weight), ctypes.c_double(grid))
 
 
-def room_for(loaded: Any, sizes: list[int], batch: int, drifting: bool) -> Tensor:
+def room_for(loaded: Any, form: Form, batch: int, learning: bool, drifting: bool) -> Tensor:
     """Scratch memory for batches of this size."""
-    return torch.empty(loaded.scratch((ctypes.c_int * len(sizes))(*sizes), len(sizes) - 1, batch, drifting))
+    return torch.empty(loaded.scratch(ctypes.byref(form), batch, learning, drifting))
 
 
 def finds_what_torch_finds(loaded: Any) -> bool:
-    """Two steps on a small network, and a drift, against autograd."""
-    sizes, batch, lr = [21, 19, 9, 5], 7, 0.5
-    source = torch.Generator().manual_seed(0)
-    layers = [torch.randn(o, i + 1, generator=source) / i**0.5 for i, o in pairwise(sizes)]
-    x = torch.randn(2 * batch, sizes[0], generator=source)
+    """Two steps on small networks, and a drift, against autograd."""
+    return agrees(loaded, [21, 19, 9, 5], [], (21,)) and agrees(loaded, [26, 9, 5], [9, 13], (3, 9, 7))
+
+
+def agrees(loaded: Any, sizes: list[int], maps: list[int], shape: tuple[int, ...]) -> bool:
+    batch, lr, source = 7, 0.5, torch.Generator().manual_seed(0)
+    shapes = [(o, i, 3, 3) for i, o in pairwise([shape[0], *maps])] + [(o, i) for i, o in pairwise(sizes)]
+    parts = [part for size in shapes for part in (torch.empty(size), torch.empty(size[0]))]
+    for weight, bias in zip(parts[::2], parts[1::2], strict=True):
+        weight.normal_(std=weight[0].numel() ** -0.5, generator=source)
+        bias.normal_(std=0.1, generator=source)
+    x = torch.randn(2 * batch, *shape, generator=source)
     y = torch.randint(sizes[-1], (2 * batch,), generator=source)
-    w = torch.cat([part for layer in layers for part in (layer[:, :-1].reshape(-1), layer[:, -1])])
-    drift = torch.randn(len(w), generator=source)
-    drifts = torch.split(drift, [n for i, o in pairwise(sizes) for n in (i * o, o)])
-    rows = torch.arange(2 * batch).view(2, batch)
-    descend(loaded, w, drift, sizes, Samples(x, y, None, None), rows, lr, room_for(loaded, sizes, batch, drifting=True))
-    parts = [part.clone().requires_grad_() for layer in layers for part in (layer[:, :-1], layer[:, -1])]
-    for rows, labels in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
+    w = torch.cat([part.reshape(-1) for part in parts])
+    drift = torch.randn(len(w), generator=source) * 0.1
+    drifts = torch.split(drift, [part.numel() for part in parts])
+    form, rows = Form(sizes, maps, shape), torch.arange(2 * batch).view(2, batch)
+    room = room_for(loaded, form, batch, learning=True, drifting=True)
+    descend(loaded, w, drift, form, Samples(x, y, None, None), rows, lr, room)
+    for part in parts:
+        part.requires_grad_()
+    for h, labels in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
         with torch.enable_grad():
-            h = rows
             for weight, bias in zip(parts[::2], parts[1::2], strict=True):
-                h = torch.nn.functional.linear(h if h is rows else h.relu(), weight, bias)
-            gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(h, labels), parts)
+                if weight.ndim == 4:
+                    h = F.max_pool2d(F.conv2d(h, weight, bias, padding=1).relu(), 2)
+                else:
+                    h = F.linear(h.flatten(1), weight, bias)
+                    h = h if bias is parts[-1] else h.relu()
+            gradients = torch.autograd.grad(F.cross_entropy(h, labels), parts)
         with torch.no_grad():
             for part, gradient, more in zip(parts, gradients, drifts, strict=True):
                 part.sub_(gradient, alpha=lr).add_(more.view(part.shape))

@@ -40,21 +40,25 @@ class MLP(nn.Sequential):
         )
 
 
-class CNN(nn.Module):
+class CNN(nn.Sequential):
     """Two 3x3 convolutions of 16 and 32 channels, each with ReLU and 2x2 max-pooling; a hidden layer of 128."""
 
     def __init__(self, shape: Shape, classes: int) -> None:
-        super().__init__()
         channels, height, width = image(shape, "cnn", at_least=4)
-        self.conv1 = nn.Conv2d(channels, 16, 3, padding=1)
-        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
-        self.hidden = nn.Linear(32 * (height // 4) * (width // 4), 128)
-        self.output = nn.Linear(128, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        return self.output(F.relu(self.hidden(x.flatten(1))))  # type: ignore[no-any-return]
+        super().__init__(
+            OrderedDict(
+                conv1=nn.Conv2d(channels, 16, 3, padding=1),
+                relu1=nn.ReLU(),
+                pool1=nn.MaxPool2d(2),
+                conv2=nn.Conv2d(16, 32, 3, padding=1),
+                relu2=nn.ReLU(),
+                pool2=nn.MaxPool2d(2),
+                flatten=nn.Flatten(),
+                hidden=nn.Linear(32 * (height // 4) * (width // 4), 128),
+                relu3=nn.ReLU(),
+                output=nn.Linear(128, classes),
+            )
+        )
 
 
 class AlexNet(nn.Module):

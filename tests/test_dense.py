@@ -203,7 +203,6 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 3)),
     "ends with ReLU": lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU()),
     "two layers on end": lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)),
-    "convolutions": lambda: models.CNN((1, 8, 8), 10),
     "too many layers": lambda: network(*[3] * 18),
 }
 
@@ -259,10 +258,21 @@ def test_a_compiler_that_fails_is_none(anew: Path, monkeypatch: pytest.MonkeyPat
 
 @needs_compiler
 def test_a_wrong_result_is_not_used(anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for path in compiled.SOURCE.parent.glob("*.[ch]"):
+        (tmp_path / path.name).write_text(path.read_text())
     source = tmp_path / "chain.c"
-    source.write_text(compiled.SOURCE.read_text().replace("-lr / batch", "-2 * lr / batch"))
     monkeypatch.setattr(compiled, "SOURCE", source)
-    assert compiled.library() is None
+    assert compiled.library() is not None
+    for name, right, wrong in [
+        ("chain.c", "-lr / batch", "-2 * lr / batch"),
+        ("conv.h", "other > best", "other < best"),
+    ]:
+        text = (tmp_path / name).read_text()
+        assert right in text
+        (tmp_path / name).write_text(text.replace(right, wrong))
+        compiled.library.cache_clear()
+        assert compiled.library() is None
+        (tmp_path / name).write_text(text)
 
 
 @needs_compiler
