@@ -5,7 +5,8 @@
 MNIST and the MLP on 100 devices of 500 samples, of which 20 take part in a round (for ten clusters: two of ten at a
 time), 20 steps of batch 30, 20 rounds. Every algorithm in every cell has its own best local.lr, on a ladder of rates
 with a worse one on either side, found on a seed that is not used again; three other seeds give the result.
-Interrupted, it goes on where it stopped. Writes docs/algorithms-study/: results.csv, losses.png and table.md, which goes into the README there.
+Interrupted, it goes on where it stopped. Writes docs/algorithms-study/: results.csv, losses.png and table.md, which
+goes into the README there.
 """
 
 import argparse
