@@ -75,6 +75,7 @@ typedef struct {
 
 typedef struct {
     int blocks, layers, input; /* numbers of a sample */
+    int alone;                 /* a step begins by forgetting the weights, so that it leaves itself in their place */
     block block[MOST];
     layer layer[MOST];
     float *sample, *features, *gradient; /* a sample as it comes; what goes into the layers, and the gradient at it */
@@ -85,7 +86,7 @@ typedef struct {
 static int64_t lay_out(network *net, const form *form, int batch, int learning, int drifting, float *room) {
     int64_t used = 0;
 #define TAKE(place, n) (place = room ? (void *)(room + used) : 0, used += ((int64_t)(n) + 15) / 16 * 16)
-    net->blocks = form->blocks, net->layers = form->layers;
+    net->blocks = form->blocks, net->layers = form->layers, net->alone = 0;
     net->input = form->blocks ? form->channels * form->height * form->width : form->sizes[0];
     TAKE(net->labels, 2 * batch);
     int in = form->channels, height = form->height, width = form->width;
@@ -221,6 +222,10 @@ static void descend_layers(const network *net, int batch) {
             forward(d, one->out_row, batch, one->out, one->turned, one->zeros, one->in, gradient, 0);
             mask_by(below, gradient, batch * one->in_row, gradient);
         }
+        if (net->alone) {
+            memset(one->weight, 0, (size_t)one->in * one->out_row * sizeof(float));
+            memset(one->bias, 0, one->out_row * sizeof(float));
+        }
         update(below, one->in_row, batch, one->in, d, one->out, one->weight, one->drift);
         for (int j = 0; j < one->out_row; j += LANES) {
             vector sum = one->bias_drift ? load(one->bias_drift + j) : all(0);
@@ -251,9 +256,27 @@ static void descend_blocks(const network *net, int batch) {
         learn(net->block, i, g);
     }
     for (const block *one = net->block; one <= last; one++) {
+        if (net->alone) {
+            memset(one->weight, 0, (size_t)one->out_row * 3 * one->run * sizeof(float));
+            memset(one->bias, 0, one->out_row * sizeof(float));
+        }
         step_block(one);
         turn(one);
     }
+}
+
+/* one step on a batch of the rows */
+static void step(const network *net, const samples *from, const int64_t *rows, int batch, int ahead, float lr) {
+    const layer *last = &net->layer[net->layers - 1];
+    scores_of(net, from, rows, batch, ahead);
+    slope(last->output, last->out_row, last->out, batch, net->labels, lr);
+    descend_layers(net, batch);
+    if (net->blocks) descend_blocks(net, batch);
+}
+
+static void write_out(const network *net, float *w) {
+    for (const block *one = net->block; one < net->block + net->blocks; one++) w = write_block(one, w);
+    for (const layer *one = net->layer; one < net->layer + net->layers; one++) w = write_layer(one, w);
 }
 
 /* E steps: rows is [steps][batch], places in the data set; drift, of the form of w or null, is added to w after each */
@@ -262,15 +285,19 @@ void descend(float *w, const float *drift, const form *form, const samples *from
     network net;
     lay_out(&net, form, batch, 1, drift != 0, room);
     read_in(&net, w, drift);
-    const layer *last = &net.layer[net.layers - 1];
-    for (int step = 0; step < steps; step++, rows += batch) {
-        scores_of(&net, from, rows, batch, step + 1 < steps ? batch : 0);
-        slope(last->output, last->out_row, last->out, batch, net.labels, lr);
-        descend_layers(&net, batch);
-        if (net.blocks) descend_blocks(&net, batch);
-    }
-    for (const block *one = net.block; one < net.block + net.blocks; one++) w = write_block(one, w);
-    for (const layer *one = net.layer; one <= last; one++) w = write_layer(one, w);
+    for (int t = 0; t < steps; t++, rows += batch) step(&net, from, rows, batch, t + 1 < steps ? batch : 0, lr);
+    write_out(&net, w);
+}
+
+/* the gradient at w of the mean cross-entropy of one batch: a step of rate -1, without the weights that it is from */
+void gradient(const float *w, float *g, const form *form, const samples *from, const int64_t *rows, int batch,
+              float *room) {
+    network net;
+    lay_out(&net, form, batch, 1, 0, room);
+    read_in(&net, w, 0);
+    net.alone = 1;
+    step(&net, from, rows, batch, 0, -1);
+    write_out(&net, g);
 }
 
 /* of every batch (the last may be smaller) of n rows: the summed cross-entropy, and how many scores are right */

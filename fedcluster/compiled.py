@@ -128,12 +128,19 @@ def descend(
     loaded.descend(places[0], places[1], network, data, places[2], *rows.shape, rate, places[3])
 
 
+def gradient(loaded: Any, w: Tensor, g: Tensor, form: Form, samples: Samples, rows: Tensor, room: Tensor) -> None:
+    """That of the mean cross-entropy of the rows at w, into g."""
+    places = [ctypes.c_void_p(one.data_ptr()) for one in (w, g, rows, room)]
+    network, data = ctypes.byref(form), ctypes.byref(samples)
+    loaded.gradient(places[0], places[1], network, data, places[2], len(rows), places[3])
+
+
 def score(
     loaded: Any, w: Tensor, form: Form, samples: Samples, rows: Tensor, batch: int
 ) -> tuple[list[float], list[int]]:
     """The summed cross-entropy of every batch of the rows, and how many of it are right."""
     losses, right = torch.empty(-(-len(rows) // batch), dtype=torch.float64), torch.empty(-(-len(rows) // batch)).long()
-    room = room_for(loaded, form, batch, learning=False, drifting=False)
+    room = torch.empty(scratch(loaded, form, batch, learning=False, drifting=False))
     w_, rows_, losses_, right_, room_ = (ctypes.c_void_p(one.data_ptr()) for one in (w, rows, losses, right, room))
     network, data, count = ctypes.byref(form), ctypes.byref(samples), ctypes.c_int64(len(rows))
     loaded.score(w_, network, data, rows_, count, batch, losses_, right_, room_)
@@ -156,9 +163,9 @@ def accumulate(total: Tensor, vector: Tensor, weight: float, grid: float) -> Non
     library().accumulate(*places, ctypes.c_int64(len(vector)), ctypes.c_double(weight), ctypes.c_double(grid))
 
 
-def room_for(loaded: Any, form: Form, batch: int, learning: bool, drifting: bool) -> Tensor:
-    """Scratch memory for batches of this size."""
-    return torch.empty(loaded.scratch(ctypes.byref(form), batch, learning, drifting))
+def scratch(loaded: Any, form: Form, batch: int, learning: bool, drifting: bool) -> int:
+    """Floats of scratch memory for batches of this size."""
+    return int(loaded.scratch(ctypes.byref(form), batch, learning, drifting))
 
 
 def finds_what_torch_finds(loaded: Any) -> bool:
@@ -179,7 +186,7 @@ def agrees(loaded: Any, sizes: list[int], maps: list[int], shape: tuple[int, ...
     drift = torch.randn(len(w), generator=source) * 0.1
     drifts = torch.split(drift, [part.numel() for part in parts])
     form, rows = Form(sizes, maps, shape), torch.arange(2 * batch).view(2, batch)
-    room = room_for(loaded, form, batch, learning=True, drifting=True)
+    room = torch.empty(scratch(loaded, form, batch, learning=True, drifting=True))
     descend(loaded, w, drift, form, Samples(x, y, None, None), rows, lr, room)
     for part in parts:
         part.requires_grad_()

@@ -8,6 +8,7 @@ never: whether it applies depends on the module and the machine alone.
 from math import prod
 from typing import Any, TypeGuard
 
+import torch
 from torch import Tensor, nn
 
 from fedcluster import compiled
@@ -24,7 +25,6 @@ class Chain:
         self.convolutions = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
         linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
         self.sizes = [linear[0].in_features, *(layer.out_features for layer in linear)]
-        self.kind: tuple[Any, ...] = ()
         self.room = w
 
     def form(self, x: Tensor) -> compiled.Form:
@@ -41,12 +41,24 @@ class Chain:
     def descend(self, dataset: Dataset, rows: Tensor, lr: float, drift: Tensor | None = None) -> None:
         """A step on the mean cross-entropy of each batch, a row of places in the training set; `drift` is added
         after each."""
-        form, kind = self.form(dataset.x_train), (dataset.shape, rows.shape[1], drift is not None)
-        if self.kind != kind:
-            self.kind, self.room = kind, compiled.room_for(self.library, form, kind[1], True, kind[2])
+        form = self.form(dataset.x_train)
+        self.make_room(form, rows.shape[1], drifting=drift is not None)
         # asked for anew: sharing a tensor with another process moves it
         samples = compiled.Samples(dataset.x_train, dataset.y_train, dataset.scale, dataset.shift)
         compiled.descend(self.library, self.w, drift, form, samples, rows, lr, self.room)
+
+    def differentiate(self, x: Tensor, y: Tensor, g: Tensor) -> None:
+        """The gradient at w of the mean cross-entropy of these samples, into g."""
+        form, rows = self.form(x), torch.arange(len(y))
+        self.make_room(form, len(y), drifting=False)
+        samples = compiled.Samples(x.contiguous(), y, None, None)
+        compiled.gradient(self.library, self.w, g, form, samples, rows, self.room)
+
+    def make_room(self, form: compiled.Form, batch: int, drifting: bool) -> None:
+        """Scratch memory, kept for the next batch."""
+        needed = compiled.scratch(self.library, form, batch, learning=True, drifting=drifting)
+        if self.room is self.w or self.room.numel() < needed:
+            self.room = torch.empty(needed)
 
     def score(self, x: Tensor, y: Tensor, dataset: Dataset, rows: Tensor) -> list[tuple[float, int]]:
         """The summed cross-entropy and the number of right answers at w, of SCORED of the rows at a time."""

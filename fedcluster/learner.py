@@ -101,10 +101,13 @@ class Learner:
     def differentiate(self, x: Tensor, y: Tensor) -> None:
         """Leave in `gradient` that of the objective on the batch, at the current w.
 
-        By autograd, until a shape of batch has come often enough to be worth a program of its own; its gradients
-        are the same to the bit, which is checked when it is made.
+        Compiled, where the module is a chain. Else by autograd, until a shape of batch has come often enough to be
+        worth a program of its own; its gradients are the same to the bit, which is checked when it is made.
         """
         self.batch = x, y
+        if self.chain is not None:
+            self.chain.differentiate(x, y, self.gradient)
+            return
         program = self.programs.get(x.shape)
         if program is not None:
             program(x, y)

@@ -5,7 +5,8 @@
 MNIST and the MLP on 100 devices of 500 samples, of which 20 take part in a round (for ten clusters: two of ten at a
 time), 20 steps of batch 30, 20 rounds. Every algorithm in every cell has its own best local.lr, on a ladder of rates
 with a worse one on either side, found on a seed that is not used again; three other seeds give the result.
-Interrupted, it goes on where it stopped. Writes docs/algorithms-study/: results.csv, losses.png and table.md.
+Interrupted, it goes on where it stopped. Writes docs/algorithms-study/: results.csv, losses.png and table.md, which
+goes into the README there.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import shutil
 import time
 from itertools import product
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from fedcluster.comparison import Job, run_all
@@ -159,6 +160,7 @@ def told(found: list[float]) -> str:
 
 
 def picture(rows: list[list[Any]], path: Path) -> None:
+    """The median of the seeds, and a line from the lowest to the highest."""
     names = list(dict.fromkeys(row[0] for row in rows))
     figure, axes = canvas(len(RHOS), 11, 0.32 * len(names) + 1.3)
     for ax, rho in zip(axes, RHOS, strict=True):
@@ -167,13 +169,13 @@ def picture(rows: list[list[Any]], path: Path) -> None:
                 found, _ = cell_losses(rows, name, count, rho)
                 found = [min(loss, AT_RANDOM) for loss in found]
                 ax.plot([min(found), max(found)], [y + shift] * 2, color=colour, lw=1.5)
-                ax.plot(fmean(found), y + shift, marker, color=colour, ms=5, label=f"M = {count}" if y == 0 else None)
-        ax.axvline(AT_RANDOM, color="#9a9a9a", lw=1, ls=":")
+                ax.plot(median(found), y + shift, marker, color=colour, ms=5, label=f"M = {count}" if y == 0 else None)
+        ax.axvline(AT_RANDOM, color="#9a9a9a", lw=1, ls=":", label="a guess, or diverged")
         ax.set(xscale="log", title=f"rho_device = {rho}", xlabel=f"training loss after {ROUNDS} rounds")
         ax.set_yticks(range(len(names)), names if ax is axes[0] else [""] * len(names))
         ax.invert_yaxis()
         ax.grid(alpha=0.25, axis="x", which="both")
-    axes[0].legend(frameon=False, loc="lower left")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     save(figure, path)
 
 

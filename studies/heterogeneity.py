@@ -1,6 +1,6 @@
 """Does H_cluster decide the speed? Six ways to cluster the same fleets, at two heterogeneities, on two data sets.
 
-    FEDCLUSTER_DATA=... .venv/bin/python studies/heterogeneity.py        about two hours of two cores
+    FEDCLUSTER_DATA=... .venv/bin/python studies/heterogeneity.py        about an hour of two cores
 
 MNIST with the MLP and CIFAR-10 with the CNN, 100 devices of 500 samples in ten clusters. All devices of a cluster take
 part, as the theorem has it. The learning rate is the same for all clusterings of a cell, the theorem's does not depend
@@ -50,8 +50,8 @@ CLUSTERINGS: dict[str, dict[str, Any]] = {
 }
 COLOURS = ("#0072B2", "#5A5A5A", "#56B4E9", "#009E73", "#E69F00", "#D55E00")
 DATA: dict[str, dict[str, Any]] = {
-    "mnist": {"model": "mlp", "rounds": 40, "steps": 10, "grid": (0.01, 0.03, 0.1)},
-    "cifar10": {"model": "cnn", "rounds": 40, "steps": 5, "grid": (0.01, 0.03, 0.1)},
+    "mnist": {"model": "mlp", "rounds": 40, "steps": 10, "grid": (0.01, 0.03, 0.1, 0.3)},
+    "cifar10": {"model": "cnn", "rounds": 25, "steps": 5, "grid": (0.01, 0.03, 0.1, 0.3)},
 }
 QUICK: dict[str, Any] = {"rounds": 3, "fleet.devices": 20, "fleet.samples": 60}
 

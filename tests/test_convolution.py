@@ -13,7 +13,7 @@ from fedcluster import fleet as fleets
 from fedcluster import models
 from fedcluster.evaluate import Evaluator
 from fedcluster.learner import Learner
-from tests.test_dense import by_autograd, descend, needs_compiler
+from tests.test_dense import by_autograd, by_torch, descend, needs_compiler
 
 Shape = tuple[int, int, int]
 
@@ -75,7 +75,7 @@ def test_small_steps_are_not_lost() -> None:
 def test_drift_is_added_after_every_step(shape: Shape, maps: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     module = network(shape, *maps)
-    learner, plain = Learner(module), Learner(module)
+    learner, plain = Learner(module), by_torch(module)
     x, y, drift = torch.randn(20, *shape), torch.randint(5, (20,)), torch.randn(plain.size) * 0.01
     descend(learner, x, y, 5, 0.1, drift)
     for rows, labels in zip(torch.split(x, 5), torch.split(y, 5), strict=True):
@@ -90,7 +90,7 @@ def test_what_is_not_a_number_stays_that(where: str) -> None:
     """A run that diverges must be seen to, as torch sees it."""
     learner = Learner(network((1, 9, 8), 5, 6))
     learner.named(learner.w)[where].view(-1)[0] = float("nan")
-    plain = Learner(learner.module)
+    plain = by_torch(learner.module)
     x, y = torch.randn(4, 1, 9, 8), torch.zeros(4, dtype=torch.int64)
     descend(learner, x, y, 4, lr=0.1)
     plain.differentiate(x, y)
@@ -120,7 +120,7 @@ def test_bytes_are_seen_as_the_model_sees_them(channels: int) -> None:
     x = torch.randint(256, (40, channels, 6, 5), generator=rng).to(torch.uint8)
     dataset = fedcluster.Dataset(x, torch.arange(40) % 5, x, torch.arange(40) % 5)
     module = network((channels, 6, 5), 7)
-    learner, plain = Learner(module), Learner(module)
+    learner, plain = Learner(module), by_torch(module)
     assert learner.chain is not None
     rows = torch.randint(40, (3, 6), generator=rng)
     learner.chain.descend(dataset, rows, lr=0.1)
@@ -134,7 +134,7 @@ def test_bytes_are_seen_as_the_model_sees_them(channels: int) -> None:
 def test_batches_of_another_size_find_their_room() -> None:
     torch.manual_seed(0)
     module = network((1, 9, 7), 5, 4)
-    learner, plain = Learner(module), Learner(module)
+    learner, plain = Learner(module), by_torch(module)
     for batch in (3, 8, 2, 8):
         x, y = torch.randn(batch, 1, 9, 7), torch.randint(5, (batch,))
         descend(learner, x, y, batch, lr=0.1)

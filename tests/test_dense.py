@@ -33,6 +33,12 @@ def by_autograd(module: nn.Module, x: Tensor, y: Tensor, batch: int, lr: float) 
     return torch.cat([p.detach().double().flatten() for p in module.parameters()])
 
 
+def by_torch(module: nn.Module) -> Learner:
+    learner = Learner(module)
+    learner.chain = None
+    return learner
+
+
 def descend(learner: Learner, x: Tensor, y: Tensor, batch: int, lr: float, drift: Tensor | None = None) -> None:
     """Over the batches of x in their order, or in any other: rows are found by their places."""
     assert learner.chain is not None
@@ -81,13 +87,30 @@ def test_small_steps_are_not_lost(shape: tuple[int, int]) -> None:
 def test_drift_is_added_after_every_step(sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     module = network(*sizes)
-    learner, plain = Learner(module), Learner(module)
+    learner, plain = Learner(module), by_torch(module)
     x, y, drift = torch.randn(20, sizes[0]), torch.randint(sizes[-1], (20,)), torch.randn(plain.size) * 0.01
     descend(learner, x, y, 5, 0.1, drift)
     for rows, labels in zip(torch.split(x, 5), torch.split(y, 5), strict=True):
         plain.differentiate(rows, labels)
         plain.w.sub_(plain.gradient, alpha=0.1).add_(drift)
     torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
+def test_gradients_are_as_close_to_the_truth_as_autograds(model: str) -> None:
+    torch.manual_seed(0)
+    module = models.build(model, (3, 9, 7), 10, seed=0)
+    learner, plain, truth = Learner(module), by_torch(module), deepcopy(module).double()
+    for batch in (7, 1, 30, 7):
+        x, y = torch.randn(batch, 3, 9, 7), torch.randint(10, (batch,))
+        before = learner.w.clone()
+        learner.differentiate(x, y)
+        plain.differentiate(x, y)
+        assert torch.equal(learner.w, before)
+        slopes = torch.autograd.grad(F.cross_entropy(truth(x.double()), y), list(truth.parameters()))
+        exact = torch.cat([slope.flatten() for slope in slopes])
+        assert (learner.gradient - exact).norm() <= 2 * (plain.gradient - exact).norm() + 1e-7
 
 
 @needs_compiler
@@ -106,7 +129,7 @@ def test_bytes_are_seen_as_the_model_sees_them(channels: int) -> None:
     x = torch.randint(256, (40, channels, 5, 5), generator=rng).to(torch.uint8)
     dataset = fedcluster.Dataset(x, torch.arange(40) % 4, x, torch.arange(40) % 4)
     module = network(25 * channels, 7, 4)
-    learner, plain = Learner(module), Learner(module)
+    learner, plain = Learner(module), by_torch(module)
     assert learner.chain is not None
     rows = torch.randint(40, (3, 6), generator=rng)
     learner.chain.descend(dataset, rows, lr=0.1)

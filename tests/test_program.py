@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fedcluster import learner as learners
 from fedcluster import models
 from fedcluster.learner import Learner
+from tests.test_dense import by_torch
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 12)])
 def test_gradients_are_the_same_to_the_bit(name: str, shape: tuple[int, ...]) -> None:
     module = models.build(name, shape, 10, seed=0)
-    plain, traced = Learner(module), Learner(module)
+    plain, traced = by_torch(module), by_torch(module)
     for step in range(4):
         x, y = torch.randn(6, *shape), torch.randint(10, (6,))
         plain.programs.clear()
@@ -62,7 +63,7 @@ def test_what_cannot_be_a_straight_line_is_left_to_autograd(make: Callable[[], n
 
 
 def test_a_new_shape_of_batch_gets_its_own_program() -> None:
-    learner = Learner(models.build("logistic", (4,), 3, seed=0))
+    learner = by_torch(models.build("logistic", (4,), 3, seed=0))
     for rows in (5, 7, 5, 7):
         learner.differentiate(torch.randn(rows, 4), torch.randint(3, (rows,)))
     assert set(learner.programs) == {torch.Size((5, 4)), torch.Size((7, 4))}
