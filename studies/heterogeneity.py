@@ -51,7 +51,7 @@ CLUSTERINGS: dict[str, dict[str, Any]] = {
 COLOURS = ("#0072B2", "#5A5A5A", "#56B4E9", "#009E73", "#E69F00", "#D55E00")
 DATA: dict[str, dict[str, Any]] = {
     "mnist": {"model": "mlp", "rounds": 40, "steps": 10, "grid": (0.01, 0.03, 0.1, 0.3)},
-    "cifar10": {"model": "cnn", "rounds": 25, "steps": 5, "grid": (0.01, 0.03, 0.1, 0.3)},
+    "cifar10": {"model": "cnn", "rounds": 15, "steps": 5, "grid": (0.01, 0.03, 0.1, 0.3)},
 }
 QUICK: dict[str, Any] = {"rounds": 3, "fleet.devices": 20, "fleet.samples": 60}
 
