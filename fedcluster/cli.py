@@ -1,22 +1,15 @@
 """The command line. Heavy imports wait until a command needs them, so that --help answers at once."""
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from signal import SIGTERM, default_int_handler, signal
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 import fedcluster
+from fedcluster import federation
 from fedcluster.allocator import keep_memory
-from fedcluster.errors import FedClusterError
-
-if TYPE_CHECKING:
-    from fedcluster.comparison import Progress
+from fedcluster.shell import ExperimentFile, Out, Overrides, Resume, plainly, stages
 
 app = typer.Typer(
     add_completion=False,
@@ -28,37 +21,11 @@ app = typer.Typer(
     "130 interrupted.",
 )
 
-ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", show_default=False)]
-Overrides = Annotated[
-    list[str] | None, typer.Option("-o", metavar="KEY=VALUE", help="Override a key, e.g. -o clusters.count=5.")
-]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder. Default: a new one under runs/.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")]
-
 
 class Cohorts(StrEnum):
     sequential = "sequential"
     stacked = "stacked"
     auto = "auto"
-
-
-@contextmanager
-def plainly() -> Iterator[None]:
-    """What a person can cause ends in one sentence and an exit code, not in a traceback."""
-    try:
-        yield
-    except FedClusterError as error:
-        typer.echo(f"fedcluster: {error}", err=True)
-        raise typer.Exit(error.exit_code) from None
-    except BrokenPipeError:  # whoever read our output has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
-    except OSError as error:
-        typer.echo(f"fedcluster: {error.filename or 'file system'}: {error.strerror or error}", err=True)
-        raise typer.Exit(5) from None
-    except KeyboardInterrupt:
-        typer.echo("fedcluster: interrupted; what is written is whole, and --resume goes on from it", err=True)
-        raise typer.Exit(130) from None
 
 
 def version(wanted: bool) -> None:
@@ -365,166 +332,12 @@ def algorithms() -> None:
         )
 
 
-@app.command()
-def serve(
-    experiment: ExperimentFile,
-    listen: Annotated[str, typer.Option(metavar="ADDRESS[:PORT]", help="Where devices reach us.")] = "127.0.0.1:9092",
-    nodes: Annotated[int, typer.Option(min=1, help="Devices to wait for before the first round.")] = 1,
-    certificates: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What fedcluster certificates made.", show_default=False)
-    ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys, on a loopback address.")] = False,
-    o: Overrides = None,
-    out: Out = None,
-    resume: Resume = False,
-    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for devices.")] = 600.0,
-    deadline: Annotated[float, typer.Option(min=1, help="Seconds that a cohort has for its turn.")] = 600.0,
-) -> None:
-    """Train one experiment on devices elsewhere, which join."""
-    with plainly():
-        need_flower()
-        from fedcluster.experiment import load
-
-        described = load(experiment, o)
-        from fedcluster.flower import server
-        from fedcluster.folder import fresh
-
-        if out is None and resume:
-            raise typer.BadParameter("--resume needs --out, the folder to go on in")
-        if insecure == (certificates is not None):
-            raise typer.BadParameter("give --certificates DIR, or --insecure for a test on loopback")
-        terms = server.Terms(nodes, wait, deadline)
-        signal(SIGTERM, default_int_handler)
-        result = server.serve(described, address(listen), certificates, out or fresh(experiment.stem), resume, terms)
-        last = result.history[-1]
-        scores = f"test accuracy {last['test_accuracy']:.2%}, " if "test_accuracy" in last else ""
-        typer.echo(
-            f"{scores}{last['round']} rounds, {last['device_updates']:,} device updates, {last['refused']:,} refused, "
-            f"{last['elapsed']:.0f} s"
-        )
-        typer.echo(f"written: {result.out}")
-
-
-@app.command()
-def join(
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server is.")],
-    data: Annotated[str, typer.Option(metavar="PATH", help="This device's own data, as for data.name.")],
-    device: Annotated[str, typer.Option(metavar="ID", help="This device's id.")],
-    certificates: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="With ca.crt and devices/ID.key.", show_default=False)
-    ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys, on a loopback address.")] = False,
-    timezone: Annotated[str, typer.Option(metavar="ZONE", help="Such as Europe/Berlin; the server is told.")] = "",
-    slots: Annotated[str, typer.Option(metavar="HOURS", help="Such as 22-6, when on line; the server is told.")] = "",
-    tell_labels: Annotated[bool, typer.Option("--tell-labels", help="Tell the server how many of each class.")] = False,
-    allow: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="package.module:name that the server may ask for.")
-    ] = None,
-) -> None:
-    """Take part in a federation with this machine's data, until interrupted."""
-    with plainly():
-        need_flower()
-        from fedcluster.flower import node
-        from fedcluster.flower.device import Identity
-
-        if insecure == (certificates is not None):
-            raise typer.BadParameter("give --certificates DIR, or --insecure for a test on loopback")
-        check_zone(timezone)
-        identity = Identity.of(
-            {
-                "device": device,
-                "data": data,
-                "timezone": timezone,
-                "slots": slots,
-                "tell-labels": tell_labels,
-                "allow": ",".join(allow or []),
-            }
-        )
-        key = certificates / "devices" / f"{device}.key" if certificates else None
-        signal(SIGTERM, default_int_handler)
-        try:
-            node.join(address(server), identity, certificates, key, lambda text: typer.echo(text, err=True))
-        except KeyboardInterrupt:
-            typer.echo(f"device {device} has left", err=True)
-
-
-@app.command()
-def certificates(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
-    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="Devices, which are named 0, 1, 2, ...")] = 8,
-    host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Names and addresses by which devices reach the server.")
-    ] = None,
-) -> None:
-    """Make a development authority, a server certificate and a key for every device."""
-    with plainly():
-        need_flower()
-        from fedcluster.flower import certificates as maker
-
-        maker.make(folder, nodes, ["localhost", "127.0.0.1", "::1", *(host or [])])
-        typer.echo(f"written: {folder}/ca.crt, server.crt, server.key, and devices/0 to {nodes - 1}, valid for a year")
-
-
-def need_flower() -> None:
-    from importlib.util import find_spec
-
-    from fedcluster.errors import BadExperiment
-
-    if find_spec("flwr") is None:
-        raise BadExperiment("a federation needs Flower: pip install 'fedcluster[flower]'")
-
-
-def address(text: str) -> tuple[str, int]:
-    """HOST, HOST:PORT or [IPv6]:PORT; 9092 where none is given, 0 for any that is free."""
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):
-        host, port = text, "9092"
-    if not port.isdecimal() or int(port) > 65535 or not host.strip("[]"):
-        raise typer.BadParameter(f"{text}: write it as HOST:PORT, for example 192.0.2.7:9092")
-    return host.strip("[]"), int(port)
-
-
-def check_zone(name: str) -> None:
-    from zoneinfo import available_timezones
-
-    from fedcluster.errors import BadExperiment
-
-    if name and name not in available_timezones():
-        raise BadExperiment(f"--timezone {name} is not a time zone: write it as Europe/Berlin, Asia/Tokyo, UTC, ...")
-
-
 def listed(names: list[str]) -> str:
     return ", ".join(names) or "-"
 
 
-@contextmanager
-def stages() -> Iterator["Progress"]:
-    """A bar over all rounds of all runs, by stage; a few lines where there is no terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    from fedcluster.display import console
-
-    with Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds,"),
-        TimeRemainingColumn(compact=True),
-        TextColumn("left"),
-        console=console,
-        disable=not console.is_terminal,
-    ) as bar:
-        tasks: dict[str, object] = {}
-
-        def progress(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=total)
-                if not console.is_terminal:
-                    typer.echo(f"{stage}: {total} rounds in all", err=True)
-            bar.update(tasks[stage], completed=done, total=total)  # type: ignore[arg-type]
-
-        yield progress
+for command in (federation.serve, federation.join, federation.certificates):
+    app.command()(command)
 
 
 def main() -> None:
