@@ -1,5 +1,6 @@
 """Fair comparison: the same fleet, start and budget for each method, over several seeds."""
 
+import gc
 import json
 import math
 import os
@@ -243,6 +244,8 @@ def run_one(job: Job, out: Path, display: Display | None = None) -> list[Line] |
         history = run(job.experiment, folder, resume=True, display=display or Display()).history
     except Diverged as error:
         return error
+    finally:
+        gc.collect()  # a run ends in a ring of references, and its data set may be hundreds of megabytes
     start = json.loads((folder / "run.json").read_bytes())["start"]
     return [{"round": 0, **start}, *history]
 
