@@ -265,7 +265,9 @@ def test_a_wrong_result_is_not_used(anew: Path, monkeypatch: pytest.MonkeyPatch,
     assert compiled.library() is not None
     for name, right, wrong in [
         ("chain.c", "-lr / batch", "-2 * lr / batch"),
-        ("conv.h", "other > best", "other < best"),
+        ("pool.h", "other > best", "other < best"),
+        ("back.h", "from[o] != 0", "from[o] > 0"),
+        ("normalise.h", "1.5f", "1.4f"),
     ]:
         text = (tmp_path / name).read_text()
         assert right in text
