@@ -1,6 +1,6 @@
 /* E steps of plain SGD on a chain of linear layers with ReLU between them and the mean cross-entropy at its end, blocks
-   of convolution before it or not; the evaluation of such a network; and the two passes that the server makes over an
-   update.
+   of convolution before it or not (conv.h, pool.h, normalise.h and back.h); the evaluation of such a network; and the
+   two passes that the server makes over an update.
 
    A step of a small network is a few products of thin matrices. Here they are written for the caches of one core:
    weights are held transposed, [in][out], rows padded to whole vectors, so that both the forward product and the
@@ -13,21 +13,21 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "conv.h"
-#include "tiles.h"
+#include "back.h"
 
-enum { MOST = 16 };
+enum { MOST = 16, GROUP = 4 }; /* layers and blocks; samples, whose pictures a core's own cache has room for */
 
 /* layers of these widths, the first of which is a sample's; or that of the blocks before them, which make this many
-   maps each out of pictures */
+   maps each out of pictures, or of their middle if they are larger than `crop` */
 typedef struct {
     int layers, sizes[MOST + 1];
-    int blocks, maps[MOST], channels, height, width;
+    int blocks, maps[MOST], kernels[MOST], windows[MOST], normalised[MOST];
+    int channels, height, width, crop;
 } form;
 
-/* ReLU's derivative: zero where the layer's output is */
+/* ReLU's derivative: zero where the layer's output is; n is one of whole vectors */
 static void mask_by(const float *output, const float *gradient, int n, float *to) {
-    for (int i = 0; i < n; i++) to[i] = output[i] <= 0 ? 0 : gradient[i];
+    for (int i = 0; i < n; i += LANES) store(to + i, (vector)((mask)load(gradient + i) & ~(load(output + i) <= 0)));
 }
 
 /* scores -> -lr / batch times the gradient of the mean cross-entropy at them */
@@ -74,8 +74,8 @@ typedef struct {
 } layer;
 
 typedef struct {
-    int blocks, layers, input; /* numbers of a sample */
-    int alone;                 /* a step begins by forgetting the weights, so that it leaves itself in their place */
+    int blocks, layers, input, height, width, group; /* numbers of a sample; its size, if it is a picture */
+    int alone; /* a step begins by forgetting the weights, so that it leaves itself in their place */
     block block[MOST];
     layer layer[MOST];
     float *sample, *features, *gradient; /* a sample as it comes; what goes into the layers, and the gradient at it */
@@ -89,30 +89,48 @@ static int64_t lay_out(network *net, const form *form, int batch, int learning, 
     net->blocks = form->blocks, net->layers = form->layers, net->alone = 0;
     net->input = form->blocks ? form->channels * form->height * form->width : form->sizes[0];
     TAKE(net->labels, 2 * batch);
+    net->height = form->height, net->width = form->width;
     int in = form->channels, height = form->height, width = form->width;
-    for (int l = 0; l < net->blocks; l++, height /= 2, width /= 2) {
+    if (form->crop && height > form->crop) height = form->crop;
+    if (form->crop && width > form->crop) width = form->crop;
+    net->group = 1; /* where there are no lists, one sample at a time */
+    for (int l = 1; l < net->blocks; l++)
+        if (form->windows[l] == 3) net->group = GROUP;
+    for (int l = 0; l < net->blocks; l++) {
         block *one = &net->block[l];
-        *one = (block){.in = in, .out = form->maps[l], .height = height, .width = width};
-        in = one->out;
-        one->in_row = l ? padded(one->in) : one->in, one->out_row = padded(one->out);
-        one->run = padded(3 * one->in_row), one->line = (width + 2) * one->in_row;
-        one->high = height / 2, one->wide = width / 2;
-        one->picture = (size_t)(height + 2) * one->line, one->cells = (size_t)one->high * one->wide * one->out_row;
-        one->kept = learning ? batch : 1;
-        int64_t weights = (int64_t)one->out_row * 3 * one->run;
+        *one = (block){.in = in, .out = form->maps[l], .height = height, .width = width, .kernel = form->kernels[l]};
+        one->window = form->windows[l], one->normalised = form->normalised[l], one->kept = learning ? batch : 1;
+        one->depth = l ? padded(in) : in, one->out_row = padded(one->out);
+        place_patches(one);
+        place_windows(one);
+        in = one->out, height = one->high, width = one->wide;
+        int64_t weights = (int64_t)one->out_row * one->kernel * one->run, kept = one->kept * one->cells;
         TAKE(one->weight, weights);
         TAKE(one->bias, one->out_row);
-        TAKE(one->turned, 9 * one->in_row * one->out_row);
+        TAKE(one->turned, one->kernel * one->parts * one->part * one->out_row);
         TAKE(one->pictures, one->kept * one->picture + one->run); /* a whole vector may be read at the last patch */
-        TAKE(one->chosen, one->kept * one->cells);
-        TAKE(one->results, 4 * one->wide * one->out_row);
+        TAKE(one->chosen, kept);
+        TAKE(one->results, one->window * one->across * one->out_row);
+        if (one->normalised) {
+            TAKE(one->pooled, kept);
+            TAKE(one->sums, kept);
+            TAKE(one->margin, one->wide * margin_of(one));
+        }
         if (learning) {
             TAKE(one->change, weights);
             TAKE(one->bias_change, one->out_row);
-            TAKE(one->gradient, one->picture);
-            TAKE(one->below, one->picture);
-            TAKE(one->amounts, 4 * one->out_row);
-            TAKE(one->origins, 4 * one->out_row);
+        }
+        one->group = net->group;
+        if (learning && one->normalised) TAKE(one->inner, one->group * one->cells);
+        if (learning && l) {
+            TAKE(one->gradient, one->group * one->picture);
+            TAKE(one->below, (int64_t)one->group * one->height * one->width * one->depth);
+            TAKE(one->by_result, 2 * (one->window == 2 ? 4 * (size_t)one->out_row : one->group * (one->cells + 1)));
+        }
+        if (learning && l && one->window == 3) {
+            TAKE(one->by_channel, 2 * one->group * (one->cells + one->out_row));
+            TAKE(one->counts, one->group * (one->out_row + one->height * one->width));
+            TAKE(one->spread, (int64_t)one->height * one->width * one->out_row);
         }
         if (drifting) {
             TAKE(one->drift, weights);
@@ -177,6 +195,8 @@ static void read_in(const network *net, const float *w, const float *drift) {
         w = read_block(one, w, one->weight, one->bias);
         if (drift) drift = read_block(one, drift, one->drift, one->bias_drift);
         memset(one->pictures, 0, (one->kept * one->picture + one->run) * sizeof(float)); /* borders stay so */
+        if (one->normalised) memset(one->margin, 0, one->wide * margin_of(one) * sizeof(float));
+        if (one->spread) memset(one->spread, 0, (size_t)one->height * one->width * one->out_row * sizeof(float));
         turn(one);
     }
     for (const layer *one = net->layer; one < net->layer + net->layers; one++) {
@@ -196,12 +216,12 @@ static const float *scores_of(const network *net, const samples *from, const int
     for (int i = 0; i < batch; i++) {
         float *to = net->features + (size_t)i * features;
         gather(from, rows + i, ahead, net->input, net->blocks ? net->sample : to, net->labels + i);
-        if (net->blocks) frame(net->block, net->sample, picture_of(net->block, i));
+        if (net->blocks) frame(net->block, net->sample, net->height, net->width, picture_of(net->block, i));
         for (const block *one = net->block; one < last; one++)
             if (one + 1 < last)
-                pass(one, i, picture_of(one + 1, i) + one[1].line + one[1].in_row, one[1].line);
+                pass(one, i, middle_of(one + 1, i), one[1].line, one[1].in_row);
             else
-                pass(one, i, to, one->wide * one->out_row);
+                pass(one, i, to, one->wide * one->out_row, one->out_row);
     }
     for (int l = 0; l < net->layers; x = net->layer[l++].output) {
         const layer *one = &net->layer[l];
@@ -235,29 +255,59 @@ static void descend_layers(const network *net, int batch) {
     }
 }
 
-/* a step of the blocks, from the gradient at what they make, sample by sample */
+/* the gradient at a picture, without its border */
+static void unframe(const block *one, int sample, float *to) {
+    int apart = one->parts > 1, n = apart ? one->depth : one->width * one->depth;
+    const float *output = middle_of(one, sample), *gradient = gradient_of(one, sample) + border_of(one);
+    for (int y = 0; y < one->height; y++)
+        for (int x = 0; x < (apart ? one->width : 1); x++, to += n) {
+            size_t at = y * one->line + x * one->in_row;
+            mask_by(output + at, gradient + at, n, to);
+        }
+}
+
+/* what a group of samples would have the blocks learn, from the gradient at what they make of them. It is zero where
+   that is not above zero: ReLU's derivative, which normalisation leaves as it is. */
+static void learn_from(const network *net, int first, int end) {
+    const float *g = net->gradient + first * net->block[net->blocks - 1].cells;
+    for (const block *one = net->block + net->blocks - 1;; g = one->below, one--) {
+        if (one->normalised) {
+            for (int i = first; i < end; i++)
+                normalise_back(one, i, g + (i - first) * one->cells, one->inner + (i - first) * one->cells);
+            g = one->inner;
+        }
+        learn_bias(one, g, (end - first) * one->cells);
+        int sorted = one > net->block && one->window == 3;
+        for (int i = first; i < end; i++) {
+            const float *here = g + (i - first) * one->cells;
+            if (sorted) {
+                sort_out(one, i, here);
+            } else {
+                learn(one, i, here);
+                if (one > net->block) pass_back(one, i, here);
+            }
+        }
+        if (sorted) {
+            learn_by_channel(one, first, end);
+            pass_back_by_result(one, first, end);
+        }
+        if (one == net->block) return;
+        for (int i = first; i < end; i++) unframe(one, i, one->below + (i - first) * one[-1].cells);
+    }
+}
+
+/* a step of the blocks */
 static void descend_blocks(const network *net, int batch) {
     const block *last = net->block + net->blocks - 1;
     for (const block *one = net->block; one <= last; one++) {
-        memset(one->change, 0, (size_t)one->out_row * 3 * one->run * sizeof(float));
+        memset(one->change, 0, (size_t)one->out_row * one->kernel * one->run * sizeof(float));
         memset(one->bias_change, 0, one->out_row * sizeof(float));
     }
-    for (int i = 0; i < batch; i++) {
-        const float *g = net->gradient + i * last->cells;
-        for (const block *one = last; one > net->block; one--) {
-            learn(one, i, g);
-            pass_back(one, i, g);
-            for (int y = 0; y < one->height; y++) {
-                size_t at = (y + 1) * one->line + one->in_row, n = one->width * one->in_row;
-                mask_by(picture_of(one, i) + at, one->gradient + at, n, one->below + y * n);
-            }
-            g = one->below;
-        }
-        learn(net->block, i, g);
-    }
+    for (int i = 0; i < batch; i += net->group)
+        learn_from(net, i, batch - i < net->group ? batch : i + net->group);
     for (const block *one = net->block; one <= last; one++) {
         if (net->alone) {
-            memset(one->weight, 0, (size_t)one->out_row * 3 * one->run * sizeof(float));
+            memset(one->weight, 0, (size_t)one->out_row * one->kernel * one->run * sizeof(float));
             memset(one->bias, 0, one->out_row * sizeof(float));
         }
         step_block(one);

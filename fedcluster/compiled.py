@@ -12,12 +12,14 @@ from functools import cache
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from fedcluster.layers import Crop, Normalise, PoolSame
 from fedcluster.sources import cache_folder
 
 SOURCE = Path(__file__).with_name("chain.c")
@@ -95,21 +97,39 @@ class Samples(ctypes.Structure):
         super().__init__(*places, x.dtype == torch.uint8, 1 if scale is None else scale.numel())
 
 
+class Block(NamedTuple):
+    """A convolution, ReLU and max-pooling with stride 2, of windows 2x2 or, "same", 3x3; perhaps normalised."""
+
+    maps: int
+    kernel: int = 3
+    window: int = 2
+    normalised: bool = False
+
+    def makes(self, size: int) -> int:
+        """Of a height or width."""
+        return size // 2 if self.window == 2 else -(-size // 2)
+
+
 class Form(ctypes.Structure):
-    """Layers of these sizes, perhaps after blocks that make so many maps each out of pictures of this shape."""
+    """Layers of these sizes, perhaps after blocks that take pictures of this shape, or their middle."""
 
     _fields_ = (
         ("layers", ctypes.c_int),
         ("sizes", ctypes.c_int * (MOST + 1)),
         ("blocks", ctypes.c_int),
         ("maps", ctypes.c_int * MOST),
+        ("kernels", ctypes.c_int * MOST),
+        ("windows", ctypes.c_int * MOST),
+        ("normalised", ctypes.c_int * MOST),
         ("channels", ctypes.c_int),
         ("height", ctypes.c_int),
         ("width", ctypes.c_int),
+        ("crop", ctypes.c_int),
     )
 
-    def __init__(self, sizes: list[int], maps: list[int], shape: tuple[int, ...]) -> None:
-        super().__init__(len(sizes) - 1, tuple(sizes), len(maps), tuple(maps), *(shape if maps else ()))
+    def __init__(self, sizes: list[int], blocks: list[Block], shape: tuple[int, ...], crop: int = 0) -> None:
+        columns = zip(*blocks, strict=True) if blocks else [()] * len(Block._fields)
+        super().__init__(len(sizes) - 1, tuple(sizes), len(blocks), *columns, *((*shape, crop) if blocks else ()))
 
 
 def descend(
@@ -170,37 +190,49 @@ def scratch(loaded: Any, form: Form, batch: int, learning: bool, drifting: bool)
 
 def finds_what_torch_finds(loaded: Any) -> bool:
     """Two steps on small networks, and a drift, against autograd."""
-    return agrees(loaded, [21, 19, 9, 5], [], (21,)) and agrees(loaded, [26, 9, 5], [9, 13], (3, 9, 7))
+    pooled, overlapping = [Block(9), Block(13)], [Block(9, 5, 3, True), Block(13, 5, 3, True)]
+    return (
+        agrees(loaded, [21, 19, 9, 5], [], (21,))
+        and agrees(loaded, [26, 9, 5], pooled, (3, 9, 7))
+        and agrees(loaded, [52, 9, 5], overlapping, (3, 9, 7), crop=7)
+    )
 
 
-def agrees(loaded: Any, sizes: list[int], maps: list[int], shape: tuple[int, ...]) -> bool:
-    batch, lr, source = 7, 0.5, torch.Generator().manual_seed(0)
-    shapes = [(o, i, 3, 3) for i, o in pairwise([shape[0], *maps])] + [(o, i) for i, o in pairwise(sizes)]
-    parts = [part for size in shapes for part in (torch.empty(size), torch.empty(size[0]))]
-    for weight, bias in zip(parts[::2], parts[1::2], strict=True):
-        weight.normal_(std=weight[0].numel() ** -0.5, generator=source)
-        bias.normal_(std=0.1, generator=source)
-    x = torch.randn(2 * batch, *shape, generator=source)
-    y = torch.randint(sizes[-1], (2 * batch,), generator=source)
-    w = torch.cat([part.reshape(-1) for part in parts])
-    drift = torch.randn(len(w), generator=source) * 0.1
-    drifts = torch.split(drift, [part.numel() for part in parts])
-    form, rows = Form(sizes, maps, shape), torch.arange(2 * batch).view(2, batch)
+def agrees(loaded: Any, sizes: list[int], blocks: list[Block], shape: tuple[int, ...], crop: int = 0) -> bool:
+    batch, lr = 7, 0.1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = network(sizes, blocks, shape[0], crop)
+        x, y = torch.randn(2 * batch, *shape), torch.randint(sizes[-1], (2 * batch,))
+        w = parameters_to_vector(module.parameters()).detach()
+        drift = torch.randn(len(w)) * 0.1
+    if crop:
+        x *= 20  # for normalisation to matter
+    form, rows = Form(sizes, blocks, shape, crop), torch.arange(2 * batch).view(2, batch)
     room = torch.empty(scratch(loaded, form, batch, learning=True, drifting=True))
+    expected = w.clone()
     descend(loaded, w, drift, form, Samples(x, y, None, None), rows, lr, room)
-    for part in parts:
-        part.requires_grad_()
-    for h, labels in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
+    for inputs, labels in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
         with torch.enable_grad():
-            for weight, bias in zip(parts[::2], parts[1::2], strict=True):
-                if weight.ndim == 4:
-                    h = F.max_pool2d(F.conv2d(h, weight, bias, padding=1).relu(), 2)
-                else:
-                    h = F.linear(h.flatten(1), weight, bias)
-                    h = h if bias is parts[-1] else h.relu()
-            gradients = torch.autograd.grad(F.cross_entropy(h, labels), parts)
-        with torch.no_grad():
-            for part, gradient, more in zip(parts, gradients, drifts, strict=True):
-                part.sub_(gradient, alpha=lr).add_(more.view(part.shape))
-    expected = torch.cat([part.detach().reshape(-1) for part in parts])
+            loss = F.cross_entropy(module(inputs), labels)
+            gradient = torch.autograd.grad(loss, list(module.parameters()))
+        expected += drift - lr * torch.cat([part.reshape(-1) for part in gradient])
+        vector_to_parameters(expected, module.parameters())
     return bool(torch.allclose(w, expected, rtol=1e-4, atol=1e-5))
+
+
+def network(sizes: list[int], blocks: list[Block], channels: int, crop: int) -> nn.Sequential:
+    """The same as a module."""
+    parts: list[nn.Module] = [Crop(crop)] if crop else []
+    for block in blocks:
+        parts += [
+            nn.Conv2d(channels, block.maps, block.kernel, padding=block.kernel // 2),
+            nn.MaxPool2d(2) if block.window == 2 else PoolSame(),
+            nn.ReLU(),
+            Normalise() if block.normalised else nn.Identity(),
+        ]
+        channels = block.maps
+    parts.append(nn.Flatten())
+    for i, o in pairwise(sizes):
+        parts += [nn.Linear(i, o), nn.ReLU()]
+    return nn.Sequential(*parts[:-1])

@@ -10,7 +10,43 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-RADIUS, ALPHA, BETA = 4, 0.001, 0.75  # of the normalisation, over 2 RADIUS + 1 channels
+RADIUS, ALPHA, BETA = 4, 0.001, 0.75  # of the normalisation, over 2 RADIUS + 1 channels; in normalise.h too
+
+
+class Crop(nn.Module):
+    """The middle of pictures that are larger."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        top, left = max(0, (x.shape[2] - self.size) // 2), max(0, (x.shape[3] - self.size) // 2)
+        return x[:, :, top : top + self.size, left : left + self.size]
+
+
+class InputConv2d(nn.Conv2d):
+    """A convolution over few channels, whose input needs no gradient."""
+
+    def __init__(self, channels: int, maps: int, kernel: int) -> None:
+        super().__init__(channels, maps, kernel, padding=kernel // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return convolve_input(x, self)
+
+
+class PoolSame(nn.Module):
+    """`pool_same`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pool_same(x)
+
+
+class Normalise(nn.Module):
+    """`normalise`, the channels no longer together: so torch's convolution of many of them is fastest."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normalise(x).contiguous()
 
 
 def convolve_input(x: Tensor, layer: nn.Conv2d) -> Tensor:
@@ -33,7 +69,7 @@ def normalise(x: Tensor) -> Tensor:
     """Local response normalisation over channels (Krizhevsky et al. 2012)."""
     n, channels, height, width = x.shape
     rows = x.permute(0, 2, 3, 1).reshape(-1, channels)
-    y: Tensor = Normalise.apply(rows, band(channels, x))  # type: ignore[no-untyped-call]
+    y: Tensor = Normalisation.apply(rows, band(channels, x))  # type: ignore[no-untyped-call]
     return y.view(n, height, width, channels).permute(0, 3, 1, 2)
 
 
@@ -43,7 +79,7 @@ def band(channels: int, like: Tensor) -> Tensor:
     return ((position[:, None] - position).abs() <= RADIUS).to(like.dtype)
 
 
-class Normalise(torch.autograd.Function):
+class Normalisation(torch.autograd.Function):
     """On rows x of channels, with a = ALPHA / (2 RADIUS + 1):
 
     s = 1 + a x^2 B,   y = x s^-BETA
@@ -52,7 +88,7 @@ class Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, x: Tensor, band: Tensor) -> Tensor:
-        root, scale = Normalise.powers(x, band)
+        root, scale = Normalisation.powers(x, band)
         context.save_for_backward(x, band, root, scale)
         return x * scale
 
@@ -68,7 +104,7 @@ class Normalise(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         x, band, root, scale = context.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again, which what forward kept cannot be
-            root, scale = Normalise.powers(x, band)
+            root, scale = Normalisation.powers(x, band)
         direct = gradient * scale
         around = torch.mm(direct * x * root * root, band)
         return torch.addcmul(direct, x, around, value=-2 * BETA * ALPHA / (2 * RADIUS + 1)), None

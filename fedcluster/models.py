@@ -6,12 +6,11 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import found
-from fedcluster.layers import convolve_input, normalise, pool_same
+from fedcluster.layers import Crop, InputConv2d, Normalise, PoolSame
 from fedcluster.rng import torch_seed
 
 Shape = tuple[int, ...]
@@ -61,7 +60,7 @@ class CNN(nn.Sequential):
         )
 
 
-class AlexNet(nn.Module):
+class AlexNet(nn.Sequential):
     """The small AlexNet of Zhang et al. 2017 ("Understanding deep learning requires rethinking generalization").
 
     Two blocks of convolution 5x5 (64 channels, same), max-pooling 3x3 with stride 2 (same) and local response
@@ -69,26 +68,29 @@ class AlexNet(nn.Module):
     ReLU comes after pooling, which is the same function on a quarter of the numbers.
     """
 
-    crop = 28
-
     def __init__(self, shape: Shape, classes: int) -> None:
-        super().__init__()
         channels, height, width = image(shape, "alexnet", at_least=1)
-        height, width = min(height, self.crop), min(width, self.crop)
-        self.conv1 = nn.Conv2d(channels, 64, 5, padding=2)
-        self.conv2 = nn.Conv2d(64, 64, 5, padding=2)
-        features = 64 * -(-height // 4) * -(-width // 4)
-        self.hidden1 = nn.Linear(features, 384)
-        self.hidden2 = nn.Linear(384, 192)
-        self.output = nn.Linear(192, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        top, left = max(0, (x.shape[2] - self.crop) // 2), max(0, (x.shape[3] - self.crop) // 2)
-        x = x[:, :, top : top + self.crop, left : left + self.crop]
-        x = normalise(F.relu(pool_same(convolve_input(x, self.conv1))))
-        x = normalise(F.relu(pool_same(self.conv2(x.contiguous()))))
-        x = F.relu(self.hidden1(x.flatten(1)))
-        return self.output(F.relu(self.hidden2(x)))  # type: ignore[no-any-return]
+        crop = Crop(28)
+        height, width = min(height, crop.size), min(width, crop.size)
+        super().__init__(
+            OrderedDict(
+                crop=crop,
+                conv1=InputConv2d(channels, 64, 5),
+                pool1=PoolSame(),
+                relu1=nn.ReLU(),
+                normalise1=Normalise(),
+                conv2=nn.Conv2d(64, 64, 5, padding=2),
+                pool2=PoolSame(),
+                relu2=nn.ReLU(),
+                normalise2=Normalise(),
+                flatten=nn.Flatten(),
+                hidden1=nn.Linear(64 * -(-height // 4) * -(-width // 4), 384),
+                relu3=nn.ReLU(),
+                hidden2=nn.Linear(384, 192),
+                relu4=nn.ReLU(),
+                output=nn.Linear(192, classes),
+            )
+        )
 
 
 def image(shape: Shape, model: str, at_least: int) -> Shape:

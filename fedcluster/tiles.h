@@ -18,20 +18,20 @@ INLINE vector load(const float *p) { return *(const vector *)p; }
 INLINE void store(float *p, vector v) { *(vector *)p = v; }
 INLINE vector all(float f) { return (vector){f, f, f, f, f, f, f, f}; }
 
-/* c[rows][wide vectors] = bias + a[rows][n] b[n][...], for a tile that fits the registers. a is given by the places
-   of its rows; a convolution's are in several runs of n, a line apart. */
-INLINE void forward_tile(int rows, int wide, int runs, int line, const float *const *a, const float *b, int b_row,
-                         int n, const float *bias, float *c, int c_row, int relu) {
+/* c[rows][wide vectors] = start + a[rows][n] b[n][...], for a tile that fits the registers. a is given by the places
+   of its rows; a convolution's are in several runs of n, at some places from there. */
+INLINE void forward_tile(int rows, int wide, int runs, const int *places, const float *const *a, const float *b,
+                         int b_row, int n, const float *start, int start_row, float *c, int c_row, int relu) {
     vector sum[ROWS][2];
     const float *from[ROWS];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
         from[r] = a[r];
 #pragma GCC unroll 2
-        for (int v = 0; v < wide; v++) sum[r][v] = load(bias + v * LANES);
+        for (int v = 0; v < wide; v++) sum[r][v] = load(start + r * start_row + v * LANES);
     }
     for (int run = 0; run < runs; run++)
-        for (int64_t k = run * line; k < run * line + n; k++, b += b_row) {
+        for (int64_t k = places[run], end = k + n; k < end; k++, b += b_row) {
             vector right[2];
 #pragma GCC unroll 2
             for (int v = 0; v < wide; v++) right[v] = load(b + v * LANES);
@@ -103,9 +103,9 @@ static void forward(const float *a, int a_row, int m, int n, const float *w, con
             float *to = c + (size_t)i * row + j;
 #define CALL(R)                                                                                                      \
     if (wide == 2)                                                                                                   \
-        forward_tile(R, 2, 1, 0, from, w + j, row, n, bias + j, to, row, relu);                                      \
+        forward_tile(R, 2, 1, &(int){0}, from, w + j, row, n, bias + j, 0, to, row, relu);                           \
     else                                                                                                             \
-        forward_tile(R, 1, 1, 0, from, w + j, row, n, bias + j, to, row, relu)
+        forward_tile(R, 1, 1, &(int){0}, from, w + j, row, n, bias + j, 0, to, row, relu)
             FOR_ROWS(rows, CALL)
 #undef CALL
         }

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -47,8 +49,9 @@ def test_alexnet_against_its_definition() -> None:
             total[:, k] = (pooled[:, max(0, k - 4) : k + 5] ** 2).sum(axis=1)
         return torch.from_numpy(pooled / (1 + 0.001 / 9 * total) ** 0.75)
 
-    y = block(block(x[:, :, 2:30, 2:30], net.conv1), net.conv2)
-    y = net.output(F.relu(net.hidden2(F.relu(net.hidden1(y.flatten(1))))))
+    part: dict[str, Any] = dict(net.named_children())
+    y = block(block(x[:, :, 2:30, 2:30], part["conv1"]), part["conv2"])
+    y = part["output"](F.relu(part["hidden2"](F.relu(part["hidden1"](y.flatten(1))))))
     torch.testing.assert_close(net(x), y, atol=1e-5, rtol=1e-4)
 
 
