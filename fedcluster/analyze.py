@@ -23,6 +23,7 @@ from fedcluster.learner import Learner
 from fedcluster.plots import canvas, save
 from fedcluster.prepare import Setup, prepare, starting_point
 from fedcluster.record import read_lines
+from fedcluster.schedule import taking_part
 from fedcluster.sketches import estimated
 from fedcluster.smoothness import smoothness
 from fedcluster.survey import Survey, survey
@@ -135,7 +136,7 @@ def largest_square(found: Survey) -> float:
 def cohort_sizes(participation: float, clusters: Clusters) -> Floats:
     """c_K by cluster, as the schedule has it."""
     sizes = np.bincount(clusters.assignment, minlength=clusters.count)
-    return np.asarray(np.maximum(1, np.floor(participation * sizes + 0.5)))
+    return np.array([taking_part(participation, int(size)) for size in sizes], np.float64)
 
 
 def models_at(path: Path, setup: Setup, learner: Learner) -> list[tuple[str, Tensor]]:

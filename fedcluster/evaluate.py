@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedcluster.chain import SCORED
 from fedcluster.dataset import Dataset
-from fedcluster.dense import SCORED
 from fedcluster.fleet import Fleet
 from fedcluster.learner import Learner
 

@@ -34,8 +34,7 @@ def serve(
 
         if out is None and resume:
             raise typer.BadParameter("--resume needs --out, the folder to go on in")
-        if insecure == (certificates is not None):
-            raise typer.BadParameter("give --certificates DIR, or --insecure for a test on loopback")
+        check_security(certificates, insecure)
         terms = server.Terms(nodes, wait, deadline)
         signal(SIGTERM, default_int_handler)
         result = server.serve(described, address(listen), certificates, out or fresh(experiment.stem), resume, terms)
@@ -69,8 +68,7 @@ def join(
         from fedcluster.flower import node
         from fedcluster.flower.device import Identity
 
-        if insecure == (certificates is not None):
-            raise typer.BadParameter("give --certificates DIR, or --insecure for a test on loopback")
+        check_security(certificates, insecure)
         check_zone(timezone)
         identity = Identity.of(
             {
@@ -123,6 +121,11 @@ def address(text: str) -> tuple[str, int]:
     if not port.isdecimal() or int(port) > 65535 or not host.strip("[]"):
         raise typer.BadParameter(f"{text}: write it as HOST:PORT, for example 192.0.2.7:9092")
     return host.strip("[]"), int(port)
+
+
+def check_security(certificates: Path | None, insecure: bool) -> None:
+    if insecure == (certificates is not None):
+        raise typer.BadParameter("give --certificates DIR, or --insecure for a test on loopback")
 
 
 def check_zone(name: str) -> None:

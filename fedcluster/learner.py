@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcluster.dense import chain
+from fedcluster.chain import chain
 from fedcluster.errors import BadExperiment
 
 if TYPE_CHECKING:

@@ -102,11 +102,16 @@ def beginner(
     experiment: Experiment, dataset: Dataset, device: str = "cpu", objective: Objective = cross_entropy
 ) -> Learner:
     """The model at its start W_0."""
-    module = models.build(experiment.model.name, dataset.shape, dataset.classes, experiment.seed)
-    learner = Learner(module, device, objective)
+    learner = untried(experiment, dataset.shape, dataset.classes, device, objective)
+    check_output(learner, dataset)
+    return learner
+
+
+def untried(experiment: Experiment, shape: tuple[int, ...], classes: int, device: str, objective: Objective) -> Learner:
+    """The model at its start, where there may be no data to try it on."""
+    learner = Learner(models.build(experiment.model.name, shape, classes, experiment.seed), device, objective)
     if experiment.model.init is not None:
         learner.load(starting_point(Path(experiment.model.init).expanduser(), learner, "model.init"))
-    check_output(learner, dataset)
     return learner
 
 

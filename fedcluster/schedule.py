@@ -23,6 +23,11 @@ class Cycle:
     wanted: int = 0
 
 
+def taking_part(participation: float, devices: int) -> int:
+    """How many of a cluster's devices: the nearest number to its share, at least one where there is one."""
+    return min(devices, max(1, int(np.floor(participation * devices + 0.5))))
+
+
 class Schedule:
     """M cycles make one round; every device is in at most one cohort a round."""
 
@@ -45,8 +50,8 @@ class Schedule:
         return [self.cycle(j, position, int(K), members[K]) for position, K in enumerate(order)]
 
     def cycle(self, j: int, position: int, cluster: int, members: Ints) -> Cycle:
-        """Sample the participating share of the cluster uniformly, at least one device where there is one."""
-        wanted = min(len(members), max(1, int(np.floor(self.options.participation * len(members) + 0.5))))
+        """Sample the participating share of the cluster uniformly."""
+        wanted = taking_part(self.options.participation, len(members))
         asked = min(len(members), int(np.ceil(round(self.over_select * wanted, 6))))
         chosen = stream(self.seed, "cohort", j, cluster).choice(len(members), asked, replace=False, shuffle=False)
         cohort = members[np.sort(chosen)]

@@ -13,13 +13,14 @@ import argparse
 import csv
 import math
 import shutil
-import time
 from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from fedcluster.comparison import Job, run_all
+from running import run
+
+from fedcluster.comparison import Job
 from fedcluster.errors import Diverged
 from fedcluster.experiment import ALGORITHMS, Experiment
 from fedcluster.plots import canvas, save
@@ -65,19 +66,11 @@ def label(cell: Cell, lr: float, seed: int) -> str:
 
 def losses(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, tuple[float, float]]:
     """The last training loss and test accuracy of every job; infinite for a run that is worse off than at random."""
-    began, shown = time.monotonic(), -60.0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal shown
-        if (now := time.monotonic() - began) - shown >= 30:
-            shown = now
-            print(f"{stage}: {done} of {total} rounds, {now / 60:.0f} min", flush=True)
-
-    histories = run_all(list(jobs.values()), runs, cores(), tell)
+    histories = run(jobs, runs, stage, cores())
     found = {}
     for key, job in jobs.items():
         shutil.rmtree(runs / job.name / "checkpoint", ignore_errors=True)  # what devices keep takes a lot of room
-        lines = histories[job.name]
+        lines = histories[key]
         last = {} if isinstance(lines, Diverged) else lines[-1]
         loss = last.get("train_loss", math.inf)
         found[key] = (loss if loss < AT_RANDOM else math.inf, last.get("test_accuracy", 0.0))

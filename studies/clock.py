@@ -11,12 +11,13 @@ hours.png.
 import argparse
 import csv
 import math
-import time
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedcluster.comparison import Job, run_all
+from running import run
+
+from fedcluster.comparison import Job
 from fedcluster.errors import Diverged
 from fedcluster.experiment import Experiment, load
 from fedcluster.plots import canvas, save
@@ -48,19 +49,6 @@ def hours(lines: list[Line] | Diverged) -> float:
     return next(there, math.inf)
 
 
-def run(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, list[Line] | Diverged]:
-    began, shown = time.monotonic(), -60.0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal shown
-        if (now := time.monotonic() - began) - shown >= 30:
-            shown = now
-            print(f"{stage}: {done} of {total} rounds, {now / 60:.1f} min", flush=True)
-
-    histories = run_all(list(jobs.values()), runs, 1, tell)
-    return {key: histories[job.name] for key, job in jobs.items()}
-
-
 def job(method: str, lr: float, seed: int, dropout: float) -> Job:
     name = f"{list(METHODS).index(method)}-lr{lr}-seed{seed}-dropout{dropout}"
     return Job(name, experiment(method, lr, seed, dropout))
@@ -72,7 +60,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "clock-study")
     arguments = parser.parse_args()
     grid = {(method, lr): job(method, lr, TUNING_SEED, 0.0) for method in METHODS for lr in GRID}
-    tuned = run(grid, arguments.runs, "tuning")
+    tuned = run(grid, arguments.runs, "tuning", workers=1)
     best = {method: min(GRID, key=lambda lr: hours(tuned[method, lr])) for method in METHODS}
     final = {
         (method, dropout, seed): job(method, best[method], seed, dropout)
@@ -80,7 +68,7 @@ def main() -> None:
         for method in METHODS
         for seed in SEEDS
     }
-    found = run(final, arguments.runs, "measuring")
+    found = run(final, arguments.runs, "measuring", workers=1)
     arguments.out.mkdir(parents=True, exist_ok=True)
     write(found, best, arguments.out)
 

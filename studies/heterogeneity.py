@@ -17,22 +17,22 @@ import argparse
 import csv
 import json
 import math
-import time
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
+from running import run
 from scipy import stats
 
 from fedcluster import clusters, fleet, sources
 from fedcluster.allocator import keep_memory
-from fedcluster.comparison import Job, run_all
+from fedcluster.comparison import Job
 from fedcluster.display import Display, suited
 from fedcluster.errors import Diverged
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
+from fedcluster.paper.claims import interval
 from fedcluster.plots import canvas, save
 from fedcluster.prepare import beginner
 from fedcluster.sketches import COPIES, estimated
@@ -73,20 +73,11 @@ def experiment(cell: Cell, name: str, lr: float, seed: int, quick: bool) -> Expe
     return base.with_(seed=seed, **{"local.lr": lr, **CLUSTERINGS[name], **(QUICK if quick else {})})
 
 
-def run(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, list[float]]:
+def losses(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, list[float]]:
     """The training loss of every job by round, from the start; infinite at the end of a run that diverged."""
-    began, shown = time.monotonic(), -60.0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal shown
-        if (now := time.monotonic() - began) - shown >= 30:
-            shown = now
-            print(f"{stage}: {done} of {total} rounds, {now / 60:.0f} min", flush=True)
-
-    histories = run_all(list(jobs.values()), runs, cores(), tell)
+    histories = run(jobs, runs, stage, cores())
     curves = {}
-    for key, job in jobs.items():
-        lines = histories[job.name]
+    for key, lines in histories.items():
         curves[key] = [math.inf] if isinstance(lines, Diverged) else [line["train_loss"] for line in lines]
     return curves
 
@@ -128,7 +119,7 @@ def measure(cell: Cell, seeds: tuple[int, ...], quick: bool, runs: Path, display
         lr: Job(f"{data}-rho{rho}-random-lr{lr}-tuning", experiment(cell, "random", lr, TUNING_SEED, quick))
         for lr in DATA[data]["grid"]
     }
-    tuned = run(grid, runs, f"{where}: tuning")
+    tuned = losses(grid, runs, f"{where}: tuning")
     best = min(grid, key=lambda rate: tuned[rate][-1])
     for lr in [rate for rate in sorted(grid, reverse=True) if rate <= best]:
         jobs = {
@@ -137,7 +128,7 @@ def measure(cell: Cell, seeds: tuple[int, ...], quick: bool, runs: Path, display
             )
             for seed, name in product(seeds, CLUSTERINGS)
         }
-        curves = run(jobs, runs, f"{where}: measuring at {lr:g}")
+        curves = losses(jobs, runs, f"{where}: measuring at {lr:g}")
         if all(math.isfinite(curve[-1]) for curve in curves.values()):
             break
     target = max(min(curve) for curve in curves.values())
@@ -165,12 +156,12 @@ def measure(cell: Cell, seeds: tuple[int, ...], quick: bool, runs: Path, display
     return rows
 
 
-def interval(values: list[float]) -> str:
+def spread(values: list[float]) -> str:
     """Mean and half the width of its 95 % interval over seeds, by Student's t."""
     if not all(map(math.isfinite, values)):
         return "never in " + str(sum(not math.isfinite(value) for value in values))
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
-    return f"{fmean(values):.3g} ± {half:.2g}"
+    mean, _, high = interval(values)
+    return f"{mean:.3g} ± {high - mean:.2g}"
 
 
 def agreement(rows: list[Row]) -> list[float]:
@@ -197,14 +188,14 @@ def table(rows: list[Row]) -> str:
         lines += [
             f"**{data}, rho_device = {rho}**: learning rate {cell[0]['lr']:g}, target loss {cell[0]['target']:.4f}, "
             f"H_device {fmean(row['H_device'] for row in cell):.3g}; rank correlation of H_cluster and rounds "
-            f"{interval(found)} (by seed: {', '.join(f'{value:.2f}' for value in found)})",
+            f"{spread(found)} (by seed: {', '.join(f'{value:.2f}' for value in found)})",
             "",
             "| clusters | H_cluster | rounds to the target | last loss |",
             "| --- | --- | --- | --- |",
         ]
         for name in CLUSTERINGS:
             mine = [row for row in cell if row["clusters"] == name]
-            parts = [interval([row[key] for row in mine]) for key in ("H_cluster", "rounds", "last_loss")]
+            parts = [spread([row[key] for row in mine]) for key in ("H_cluster", "rounds", "last_loss")]
             lines.append(f"| {name} | " + " | ".join(parts) + " |")
         lines.append("")
     return "\n".join(lines)

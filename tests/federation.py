@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,14 +16,9 @@ import numpy as np
 import fedcluster
 from fedcluster import fleet, sources
 from fedcluster.flower import certificates
+from fedcluster.flower.superlink import free_port
 
 ROOT = Path(__file__).parents[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def write_devices(experiment: fedcluster.Experiment, folder: Path) -> None:

@@ -8,13 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fedcluster
-from fedcluster import fleet as fleets
 from fedcluster import models
-from fedcluster.evaluate import Evaluator
 from fedcluster.layers import Crop, InputConv2d, Normalise, PoolSame
 from fedcluster.learner import Learner
-from tests.test_dense import by_autograd, by_torch, descend, needs_compiler
+from tests.test_chain import by_autograd, by_torch, descend, evaluates_like_torch, needs_compiler, sees_bytes
 
 Shape = tuple[int, int, int]
 Make = Callable[..., nn.Sequential]
@@ -190,18 +187,7 @@ def test_of_equal_results_the_first_is_taken(make: Make, level: float) -> None:
 @needs_compiler
 @pytest.mark.parametrize("channels", [1, 3])
 def test_bytes_are_seen_as_the_model_sees_them(channels: int) -> None:
-    rng = torch.Generator().manual_seed(0)
-    x = torch.randint(256, (40, channels, 6, 5), generator=rng).to(torch.uint8)
-    dataset = fedcluster.Dataset(x, torch.arange(40) % 5, x, torch.arange(40) % 5)
-    module = network((channels, 6, 5), 7)
-    learner, plain = Learner(module), by_torch(module)
-    assert learner.chain is not None
-    rows = torch.randint(40, (3, 6), generator=rng)
-    learner.chain.descend(dataset, rows, lr=0.1)
-    for batch in rows:
-        plain.differentiate(dataset.inputs(dataset.x_train[batch]), dataset.y_train[batch])
-        plain.w.sub_(plain.gradient, alpha=0.1)
-    torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+    sees_bytes(network((channels, 6, 5), 7), (channels, 6, 5))
 
 
 @needs_compiler
@@ -223,18 +209,7 @@ def test_batches_of_another_size_find_their_room() -> None:
 @pytest.mark.parametrize("make", [network, alexnet])
 def test_evaluation_finds_what_torch_finds(make: Make, threads: int, rows: int) -> None:
     torch.manual_seed(0)
-    x = torch.randint(256, (rows, 3, 9, 8)).to(torch.uint8)
-    dataset = fedcluster.Dataset(x, torch.arange(rows) % 5, x, torch.arange(rows) % 5, classes=5)
-    options = fedcluster.Experiment(fleet={"devices": 1, "samples": 1, "partition": "iid"}).fleet
-    fleet = fleets.build(options, dataset, 0)
-    learner = Learner(make((3, 9, 8), 7, 10))
-    evaluate = Evaluator(learner, dataset, fleet, 0)
-    evaluate.threads = threads
-    fast = evaluate(learner.w.clone())
-    learner.chain = None
-    slow = evaluate(learner.w.clone())
-    assert fast == pytest.approx(slow, rel=1e-5)
-    assert fast["test_accuracy"] == slow["test_accuracy"]
+    evaluates_like_torch(make((3, 9, 8), 7, 10), (3, 9, 8), rows, threads)
 
 
 @needs_compiler

@@ -8,8 +8,8 @@ import pytest
 
 import fedcluster
 from fedcluster.display import Display
-from fedcluster.flower.superlink import APP, QUIET
-from tests.federation import Federation, free_port, until
+from fedcluster.flower.superlink import APP, QUIET, free_port
+from tests.federation import Federation, until
 
 pytestmark = pytest.mark.xdist_group("federation")
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedcluster import learner as learners
 from fedcluster import models
 from fedcluster.learner import Learner
-from tests.test_dense import by_torch
+from tests.test_chain import by_torch
 
 
 @pytest.fixture(autouse=True)

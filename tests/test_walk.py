@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.federation import free_port
+from fedcluster.flower.superlink import free_port
 
 pytestmark = pytest.mark.xdist_group("federation")
 

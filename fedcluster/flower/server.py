@@ -16,7 +16,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from fedcluster import algorithms, models, sources
+from fedcluster import algorithms, sources
 from fedcluster.dataset import Dataset
 from fedcluster.display import Display, suited
 from fedcluster.errors import BadExperiment, LostServer
@@ -31,7 +31,7 @@ from fedcluster.flower.roster import ROOM, LiveSchedule, Roster
 from fedcluster.folder import Folder, fresh
 from fedcluster.learner import Learner
 from fedcluster.ledger import size
-from fedcluster.prepare import Setup, check_output, starting_point
+from fedcluster.prepare import Setup, check_output, untried
 from fedcluster.training import Result, banner, begin, finish, finished, keep_budget, repeatable, train
 
 ENVELOPE = 2**16  # bytes of a reply besides its tensors
@@ -192,9 +192,7 @@ def prepare(experiment: Experiment, presence: Presence, terms: Terms) -> tuple[S
             )
         classes = dataset.classes
     algorithm, optimizer = algorithms.build(local, seed), algorithms.optimizer(experiment.server)
-    learner = Learner(models.build(experiment.model.name, shape, classes, seed), objective=algorithm.objective)
-    if experiment.model.init is not None:
-        learner.load(starting_point(Path(experiment.model.init).expanduser(), learner, "model.init"))
+    learner = untried(experiment, shape, classes, "cpu", algorithm.objective)
     if dataset is not None:
         check_output(learner, dataset)
     start = algorithms.first_state(algorithm, optimizer, learner.w.clone(), learner.size)

@@ -54,6 +54,35 @@ def network(*sizes: int) -> nn.Module:
     return nn.Sequential(*parts[:-1])
 
 
+def sees_bytes(module: nn.Module, shape: tuple[int, ...]) -> None:
+    """Steps on bytes are those on the numbers that the model sees."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (40, *shape), generator=rng).to(torch.uint8)
+    dataset = fedcluster.Dataset(x, torch.arange(40) % 4, x, torch.arange(40) % 4)
+    learner, plain = Learner(module), by_torch(module)
+    assert learner.chain is not None
+    rows = torch.randint(40, (3, 6), generator=rng)
+    learner.chain.descend(dataset, rows, lr=0.1)
+    for batch in rows:
+        plain.differentiate(dataset.inputs(dataset.x_train[batch]), dataset.y_train[batch])
+        plain.w.sub_(plain.gradient, alpha=0.1)
+    torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+
+
+def evaluates_like_torch(module: nn.Module, shape: tuple[int, ...], rows: int, threads: int) -> None:
+    x = torch.randint(256, (rows, *shape)).to(torch.uint8)
+    dataset = fedcluster.Dataset(x, torch.arange(rows) % 5, x, torch.arange(rows) % 5, classes=5)
+    options = fedcluster.Experiment(fleet={"devices": 1, "samples": 1, "partition": "iid"}).fleet
+    learner = Learner(module)
+    evaluate = Evaluator(learner, dataset, fleets.build(options, dataset, 0), 0)
+    evaluate.threads = threads
+    fast = evaluate(learner.w.clone())
+    learner.chain = None
+    slow = evaluate(learner.w.clone())
+    assert fast == pytest.approx(slow, rel=1e-5)
+    assert fast["test_accuracy"] == slow["test_accuracy"]
+
+
 @needs_compiler
 @pytest.mark.parametrize("sizes", [(64, 10), (784, 200, 200, 10), (7, 5, 3), (33, 17, 9, 8, 2), (16, 16, 1)])
 @pytest.mark.parametrize("batch", [30, 1, 7, 13])
@@ -125,18 +154,7 @@ def test_what_is_not_a_number_stays_that() -> None:
 @needs_compiler
 @pytest.mark.parametrize("channels", [1, 3])
 def test_bytes_are_seen_as_the_model_sees_them(channels: int) -> None:
-    rng = torch.Generator().manual_seed(0)
-    x = torch.randint(256, (40, channels, 5, 5), generator=rng).to(torch.uint8)
-    dataset = fedcluster.Dataset(x, torch.arange(40) % 4, x, torch.arange(40) % 4)
-    module = network(25 * channels, 7, 4)
-    learner, plain = Learner(module), by_torch(module)
-    assert learner.chain is not None
-    rows = torch.randint(40, (3, 6), generator=rng)
-    learner.chain.descend(dataset, rows, lr=0.1)
-    for batch in rows:
-        plain.differentiate(dataset.inputs(dataset.x_train[batch]), dataset.y_train[batch])
-        plain.w.sub_(plain.gradient, alpha=0.1)
-    torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+    sees_bytes(network(25 * channels, 7, 4), (channels, 5, 5))
 
 
 @needs_compiler
@@ -144,18 +162,7 @@ def test_bytes_are_seen_as_the_model_sees_them(channels: int) -> None:
 @pytest.mark.parametrize("rows", [1, 60, 61, 250])
 def test_evaluation_finds_what_torch_finds(threads: int, rows: int) -> None:
     torch.manual_seed(0)
-    x = torch.randint(256, (rows, 3, 4, 4)).to(torch.uint8)
-    dataset = fedcluster.Dataset(x, torch.arange(rows) % 5, x, torch.arange(rows) % 5, classes=5)
-    options = fedcluster.Experiment(fleet={"devices": 1, "samples": 1, "partition": "iid"}).fleet
-    fleet = fleets.build(options, dataset, 0)
-    learner = Learner(network(48, 11, 5))
-    evaluate = Evaluator(learner, dataset, fleet, 0)
-    evaluate.threads = threads
-    fast = evaluate(learner.w.clone())
-    learner.chain = None
-    slow = evaluate(learner.w.clone())
-    assert fast == pytest.approx(slow, rel=1e-5)
-    assert fast["test_accuracy"] == slow["test_accuracy"]
+    evaluates_like_torch(network(48, 11, 5), (3, 4, 4), rows, threads)
 
 
 @needs_compiler
