@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from fedcluster.paper import choices
+from fedcluster.paper import choices, table
 from fedcluster.paper.claims import all_of, comparable, interval, judge, larger
 from fedcluster.paper.figures import CONTROL, FEDAVG, FEDCLUSTER, FIGURES, experiment, panels
 from fedcluster.paper.reproduce import job, whole
@@ -161,6 +161,42 @@ def test_from_one_command(small_mnist: None, here: Any, tmp_path: Path) -> None:
     code, again, err = here("reproduce", "fig6", "--out", out, "--x", "bytes")
     assert "0 runs to do" in err
     assert again == said
+    assert (out / "fig6-bytes.png").stat().st_size > 20_000
+
+
+def test_figures_are_judged_together(small_mnist: None, here: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, first, err = here("reproduce", "fig6", "--out", out)
+    assert code == 0, err
+    code, both, err = here("reproduce", "fig5", "--out", out)
+    assert code == 0, err
+    assert "smaller ρ_cluster is faster" in both
+    assert "5 clusters are comparable" in both
+    assert "5 clusters are comparable" not in first
+    code, _, err = here("reproduce", "fig6", "--out", out, "--seeds", 1)
+    assert code == 2
+    assert "choose another folder" in err
+    whole = (out / "fig6.csv").read_text()
+    for damaged in (whole[: len(whole) // 2], whole.replace("mnist", "mnist,", 1), whole[:40], "", whole + "a,b\n"):
+        (out / "fig6.csv").write_text(damaged)
+        code, _, err = here("reproduce", "fig5", "--out", out)
+        assert code != 0
+        assert "fig6.csv is damaged" in err
+        assert "Traceback" not in err
+    code, again, _ = here("reproduce", "fig6", "--out", out)
+    assert again == both
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    panel = panels("fig6", "quick")[0]
+    line = {"aggregations": 3, "train_loss": 0.5, "test_loss": 0.25, "test_accuracy": 0.75}
+    curves = [[{"round": j} | line for j in range(3)] for _ in range(2)]
+    path = tmp_path / "fig6.csv"
+    path.write_text(table.written([panel], {(panel, curve): curves for curve in panel.curves}, lambda _, __: 0.1))
+    found = table.read(path)
+    assert list(found) == [("mnist", f"fig6 {panel.title}", curve.label) for curve in panel.curves]
+    sent = {"device_updates": 0, "bytes_up": 0, "bytes_down": 0}
+    assert all(runs == [[one | sent for one in lines] for lines in curves] for runs in found.values())
 
 
 def test_tuned_and_left_out(small_mnist: None, here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,11 @@
 """Every figure of the paper from one command: runs that resume, a picture, the data, and a verdict."""
 
-import csv
-import io
 import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from fedcluster.comparison import Job, run_all
 from fedcluster.display import Display
@@ -14,15 +13,32 @@ from fedcluster.errors import BadExperiment, Diverged
 from fedcluster.executor import InProcess
 from fedcluster.experiment import Experiment, parse, read
 from fedcluster.files import write_atomically
-from fedcluster.paper import choices, drawing
+from fedcluster.paper import choices, drawing, table
 from fedcluster.paper.claims import Histories, Verdict, fair, judge
 from fedcluster.paper.figures import FIGURES, RATES, TITLES, Curve, Panel, experiment, panels
+from fedcluster.paper.table import Runs
 from fedcluster.prepare import prepare
 from fedcluster.record import Line, read_lines
 from fedcluster.training import repeatable
 
-Runs = dict[tuple[Panel, Curve], list[list[Line]]]
 Progress = Callable[[str, int, int], None]
+
+
+class Settings(NamedTuple):
+    """What figures must have in common to be judged together."""
+
+    scale: str
+    lr: str
+    seeds: int
+
+    def __str__(self) -> str:
+        said = {
+            "paper": "learning rates of the paper",
+            "equal": "equal learning rates",
+            "tuned": "each at its best rate",
+        }
+        model = choices.SCALES[self.scale].model
+        return f"{model}, {self.seeds} seed{'s' * (self.seeds > 1)} (band: lowest to highest), {said[self.lr]}"
 
 
 def reproduce(
@@ -36,8 +52,8 @@ def reproduce(
     progress: Progress,
     say: Callable[[str], None],
 ) -> list[Verdict]:
-    """Run what the figures need, draw each as soon as it is done, and judge the claims. A run that several figures
-    share is run once; what is finished in `out` is not run again."""
+    """Run what the figures need, draw each as soon as it is done, and judge the claims by all figures that `out` has.
+    A run that several figures share is run once; what is finished in `out` is not run again."""
     unknown = [name for name in figures if name not in FIGURES]
     if unknown or scale not in choices.SCALES or rates not in RATES or x not in drawing.AXES or (seeds or 1) < 1:
         raise BadExperiment(
@@ -46,6 +62,8 @@ def reproduce(
             f"axes {', '.join(drawing.AXES)}"
         )
     seeds = seeds or choices.SCALES[scale].seeds
+    settings = Settings(scale, rates, seeds)
+    check_folder(out, settings)
     out.mkdir(parents=True, exist_ok=True)
     wanted = {figure: panels(figure, scale) for figure in figures}
     for figure in [figure for figure, found in wanted.items() if not found]:
@@ -60,8 +78,9 @@ def reproduce(
         for seed in range(seeds)
     }
     say(forecast(list(jobs.values()), out, workers))
-    runs: Runs = {}
+    verdicts: list[Verdict] = []
     for figure, found in wanted.items():
+        runs: Runs = {}
         mine = {key: one for key, one in jobs.items() if key[0].figure == figure}
         histories = run_all(
             list({one.name: one for one in mine.values()}.values()),
@@ -73,16 +92,40 @@ def reproduce(
             for curve in panel.curves:
                 names = [mine[panel, curve, seed].name for seed in range(seeds)]
                 runs[panel, curve] = [whole(histories[name], out / "runs" / name, curve, say) for name in names]
-        caption = f"{TITLES[figure]}: {describe(scale, rates, seeds)}"
-        drawing.draw(found, runs, x, caption, out / f"{figure}.png")
-        write_atomically(out / f"{figure}.csv", table(found, runs, jobs))
-    verdicts = judge(by_label(runs))
-    questions = fair(by_label(runs))
-    record = {"scale": scale, "lr": rates, "seeds": seeds, "claims": [asdict(v) for v in verdicts]}
-    record["questions"] = [asdict(v) for v in questions]
+        picture = out / (f"{figure}.png" if x == "rounds" else f"{figure}-{x}.png")
+        drawing.draw(found, runs, x, f"{TITLES[figure]}: {settings}", picture)
+        write_atomically(
+            out / f"{figure}.csv",
+            table.written(found, runs, lambda panel, curve: jobs[panel, curve, 0].experiment.local.lr),
+        )
+        verdicts = write_verdicts(out, settings)
+    return verdicts
+
+
+def check_folder(out: Path, settings: Settings) -> None:
+    try:
+        there = json.loads((out / "verdicts.json").read_bytes())
+        same = Settings(there["scale"], there["lr"], there["seeds"]) == settings
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise BadExperiment(f"--out: {out} has figures of another scale, other rates or seeds: choose another folder")
+
+
+def write_verdicts(out: Path, settings: Settings) -> list[Verdict]:
+    """Judge by every figure that is there."""
+    histories: Histories = {}
+    for path in [out / f"{figure}.csv" for figure in FIGURES]:
+        if path.exists():
+            histories |= table.read(path)
+    claims, questions = judge(histories), fair(histories)
+    parts = {"claims": [asdict(v) for v in claims], "questions": [asdict(v) for v in questions]}
+    record = settings._asdict() | parts
     write_atomically(out / "verdicts.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    write_atomically(out / "verdicts.md", markdown(verdicts, questions, describe(scale, rates, seeds)))
-    return verdicts + questions
+    write_atomically(out / "verdicts.md", markdown(claims, questions, str(settings)))
+    return claims + questions
 
 
 def job(described: Experiment) -> Job:
@@ -133,16 +176,6 @@ def whole(lines: list[Line] | Diverged, folder: Path, curve: Curve, say: Callabl
     return [start, *done, *(last | start | {"round": j} for j in range(len(done) + 1, rounds + 1))]
 
 
-def by_label(runs: Runs) -> Histories:
-    return {(panel.data, f"{panel.figure} {panel.title}", curve.label): lines for (panel, curve), lines in runs.items()}
-
-
-def describe(scale: str, rates: str, seeds: int) -> str:
-    said = {"paper": "learning rates of the paper", "equal": "equal learning rates", "tuned": "each at its best rate"}
-    size = choices.SCALES[scale]
-    return f"{size.model}, {seeds} seed{'s' * (seeds > 1)} (band: lowest to highest), {said[rates]}"
-
-
 def forecast(jobs: list[Job], out: Path, workers: int) -> str:
     """How long what is left will take, from one device's training on each data set."""
     left = {one.name: one for one in jobs if not (out / "runs" / one.name / "model.safetensors").exists()}
@@ -172,24 +205,6 @@ def seconds_a_round(described: Experiment) -> float:
         began = time.perf_counter()
         setup.evaluate(setup.start.model)
         return each * setup.schedule.cohort_size() + time.perf_counter() - began
-
-
-def table(found: list[Panel], runs: Runs, jobs: dict[tuple[Panel, Curve, int], Job]) -> str:
-    """Every point of every curve."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    counts = ("aggregations", "device_updates", "bytes_up", "bytes_down")
-    scores = ("train_loss", "test_loss", "test_accuracy")
-    writer.writerow(["figure", "data", "panel", "curve", "clusters", "lr", "seed", "round", *counts, *scores])
-    for panel in found:
-        for curve in panel.curves:
-            for seed, lines in enumerate(runs[panel, curve]):
-                lr = jobs[panel, curve, seed].experiment.local.lr
-                for line in lines:
-                    name = [panel.figure, panel.data, panel.title, curve.label, curve.clusters, f"{lr:g}", seed]
-                    numbers = [line.get(key, 0) for key in counts] + [f"{line[key]:.6g}" for key in scores]
-                    writer.writerow([*name, line["round"], *numbers])
-    return text.getvalue()
 
 
 def markdown(verdicts: list[Verdict], questions: list[Verdict], how: str) -> str:
