@@ -5,9 +5,9 @@
 MNIST with the MLP and CIFAR-10 with the CNN, 100 devices of 500 samples in ten clusters. All devices of a cluster take
 part, as the theorem has it. The learning rate is the same for all clusterings of a cell, the theorem's does not depend
 on them either: the best of a grid for random clusters, on a seed that is not used again, or the largest below it at
-which no run diverges. Five other seeds give the result. H_cluster is measured at W_0, which all clusterings of a seed
-share. The target of a cell is the highest of its runs' lowest training losses, so that every run reaches it; rounds to
-it are interpolated between rounds.
+which no run diverges: ends higher than it began, or in what is not a number. Five other seeds give the result.
+H_cluster is measured at W_0, which all clusterings of a seed share. The target of a cell is the highest of its runs'
+lowest training losses, so that every run reaches it; rounds to it are interpolated between rounds.
 
 Interrupted, it goes on where it stopped. --quick is a small fleet for three rounds, to see that everything works.
 Writes docs/heterogeneity-study/: results.csv, speed.png and table.md.
@@ -74,11 +74,11 @@ def experiment(cell: Cell, name: str, lr: float, seed: int, quick: bool) -> Expe
 
 
 def losses(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, list[float]]:
-    """The training loss of every job by round, from the start; infinite at the end of a run that diverged."""
-    histories = run(jobs, runs, stage, cores())
+    """The training loss of every job by round, from the start; infinite for a run that diverged."""
     curves = {}
-    for key, lines in histories.items():
-        curves[key] = [math.inf] if isinstance(lines, Diverged) else [line["train_loss"] for line in lines]
+    for key, lines in run(jobs, runs, stage, cores()).items():
+        curve = [math.inf] if isinstance(lines, Diverged) else [line["train_loss"] for line in lines]
+        curves[key] = curve if curve[-1] < curve[0] else [math.inf]
     return curves
 
 
