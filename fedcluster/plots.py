@@ -35,6 +35,19 @@ def save(figure: Any, path: Path) -> None:
     write_atomically(path, lambda file: figure.savefig(file, format="png"))
 
 
+def log_scale(ax: Any) -> None:
+    """A logarithmic y-axis for what is drawn, with plain numbers at it: few of them where it spans much."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    decades = np.log10(high / low)
+    steps = (1,) if decades > 2.5 else (1, 2, 5) if decades > 0.7 else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    ax.yaxis.set_major_locator(LogLocator(subs=steps))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
 # what curves can be drawn over: its label, and its value in a line of metrics
 X: dict[str, tuple[str, Callable[[Line], float]]] = {
     "rounds": ("learning rounds", lambda line: line["round"]),
@@ -72,10 +85,11 @@ def curves(histories: dict[str, list[list[Line]]], path: Path, title: str = "", 
             if len(seeds) > 1:
                 ax.fill_between(there, y.min(axis=0), y.max(axis=0), color=colour, alpha=0.2, lw=0)
         ax.set_xlabel(X[x][0])
+        ax.xaxis.get_major_locator().set_params(integer=x == "rounds")
         ax.set_ylabel(label)
         ax.grid(alpha=0.25)
         if ax is axes[0]:
-            ax.set_yscale("log")
+            log_scale(ax)
             if len(histories) > 1:
                 ax.legend(frameon=False)
     figure.suptitle(title, fontsize=10)

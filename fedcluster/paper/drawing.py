@@ -1,12 +1,13 @@
 """The figures drawn in the paper's layout: a row for each quantity or setting, a column for each panel."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedcluster.paper.figures import Curve, Panel
-from fedcluster.plots import COLOURS, X, save
+from fedcluster.plots import COLOURS, X, log_scale, save
 from fedcluster.record import Line
 
 AXES = ("rounds", "aggregations", "updates", "bytes")
@@ -19,7 +20,9 @@ def style(curve: Curve, position: int) -> dict[str, Any]:
     if curve.method == "fedcluster":
         colour, dashes = SHADES[position]
         return {"color": colour, "ls": dashes}
-    return {"color": {"control": "#CC79A7"}.get(curve.method) or COLOURS[curve.method], "ls": "-"}
+    if curve.method == "control":
+        return {"color": "#CC79A7", "ls": "--"}
+    return {"color": COLOURS[curve.method], "ls": "-"}
 
 
 def draw(
@@ -39,7 +42,7 @@ def draw(
             draw_panel(ax, panel, runs, x, quantity)
             name = "CIFAR-10" if panel.data == "cifar10" else "MNIST"
             if row == 0:
-                ax.set_title(f"{name}, {panel.title}", fontsize=9)
+                ax.set_title(f"{name}, {mathematical(panel.title)}", fontsize=9)
             if number % columns == 0:
                 ax.set_ylabel(QUANTITIES[quantity][0], fontsize=9)
             if row == len(quantities) - 1 and number // columns == across - 1:
@@ -49,10 +52,23 @@ def draw(
     handles: dict[str, Any] = {}
     for ax in axes.flat:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    figure.suptitle(title, fontsize=10)
+            handles.setdefault(mathematical(label), handle)
+    narrow = columns < 3
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=2 if narrow else 4,
+        frameon=False,
+        fontsize=9,
+    )
+    figure.suptitle(title.replace(": ", "\n", 1) if narrow else title, fontsize=10)
     save(figure, path)
+
+
+def mathematical(text: str) -> str:
+    """Names of parameters as the paper has them."""
+    return re.sub(r"ρ_(\w+)", r"$\\rho_\\mathrm{\1}$", text)
 
 
 def draw_panel(ax: Any, panel: Panel, runs: dict[tuple[Panel, Curve], list[list[Line]]], x: str, quantity: str) -> None:
@@ -70,7 +86,8 @@ def draw_panel(ax: Any, panel: Panel, runs: dict[tuple[Panel, Curve], list[list[
         if len(lines) > 1:
             ax.fill_between(places, values.min(axis=0), values.max(axis=0), color=look["color"], alpha=0.18, lw=0)
     if quantity == "train_loss":
-        ax.set_yscale("log")
+        log_scale(ax)
+    ax.xaxis.get_major_locator().set_params(integer=x == "rounds")
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25)
     ax.tick_params(labelsize=8)

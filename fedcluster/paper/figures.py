@@ -11,8 +11,8 @@ FIGURES = ("fig2", "fig3", "fig4", "fig5", "fig6")
 RATES = ("paper", "equal", "tuned")
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "momentum": {"local.optimizer": "momentum", "local.momentum": 0.5},
-    "adam": {"local.optimizer": "adam"},
-    "fedprox": {"local.algorithm": "fedprox", "local.mu": 0.1},
+    "Adam": {"local.optimizer": "adam"},
+    "FedProx": {"local.algorithm": "fedprox", "local.mu": 0.1},
 }
 TITLES = {
     "fig2": "Heterogeneity of devices, CIFAR-10",

@@ -38,7 +38,8 @@ class Settings(NamedTuple):
             "tuned": "each at its best rate",
         }
         model = choices.SCALES[self.scale].model
-        return f"{model}, {self.seeds} seed{'s' * (self.seeds > 1)} (band: lowest to highest), {said[self.lr]}"
+        name = {"mlp": "MLP", "cnn": "CNN", "alexnet": "small AlexNet"}.get(model, model)
+        return f"{name}, {self.seeds} seed{'s' * (self.seeds > 1)} (band: lowest to highest), {said[self.lr]}"
 
 
 def reproduce(
