@@ -195,8 +195,8 @@ def reproduce(
                 progress,
                 lambda text: typer.echo(text, err=True),
             )
-        rows = [[v.claim, v.verdict, f"{v.effect:+.3f}", f"{v.low:+.3f} to {v.high:+.3f}"] for v in verdicts]
-        report.show(report.ruled(["claim", "verdict", "advantage", "95 % interval"], rows, left=2))
+        rows = [[v.claim, v.verdict, *v.lower()] for v in verdicts]
+        report.show(report.ruled(["claim", "verdict", "loss lower by", "95 % interval"], rows, left=2))
         typer.echo(f"pictures, data and verdicts: {out}/")
 
 

@@ -91,8 +91,16 @@ def test_intervals_are_students() -> None:
     ],
 )
 def test_verdicts(effects: list[float], verdict: str, alike: str) -> None:
-    assert larger("fig2", "a claim", effects).verdict == verdict
+    found = larger("fig2", "a claim", effects)
+    assert found.verdict == verdict
+    json.dumps(found.numbers(), allow_nan=False)
     assert comparable("fig2", "a claim", effects).verdict == alike
+
+
+def test_people_are_told_how_much_lower_the_loss_is() -> None:
+    halved = larger("fig2", "a claim", [np.log(2), np.log(2)])
+    assert halved.lower() == ("+50.0 %", "+50.0 to +50.0")
+    assert larger("fig2", "a claim", [-np.log(1.25)]).lower() == ("-25.0 %", "-")
 
 
 def test_a_claim_about_all_fails_with_one() -> None:

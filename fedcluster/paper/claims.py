@@ -2,13 +2,14 @@
 
 The advantage of one curve over another is the mean over rounds of ln(their loss / our loss): 0.1 says that the loss is
 about a tenth lower all along. Seeds are paired: the two curves of a pair have fleet and start in common. The interval
-is Student's, at 95 %.
+is Student's, at 95 %. People are told how much lower the loss is, 1 - exp(-advantage).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import log, sqrt
+from dataclasses import asdict, dataclass
+from math import exp, log, sqrt
 from statistics import fmean, stdev
+from typing import Any
 
 from fedcluster.record import Line
 
@@ -30,6 +31,15 @@ class Verdict:
     low: float
     high: float
     seeds: int
+
+    def lower(self) -> tuple[str, str]:
+        """By how much the loss is lower, in percent, and the interval of that, which one seed does not give."""
+        effect, low, high = (f"{100 * (1 - exp(-value)):+.1f}" for value in (self.effect, self.low, self.high))
+        return f"{effect} %", f"{low} to {high}" if self.seeds > 1 else "-"
+
+    def numbers(self) -> dict[str, Any]:
+        """For JSON, which has no infinite numbers."""
+        return asdict(self) | ({} if self.seeds > 1 else {"low": None, "high": None})
 
 
 def advantage(ours: Sequence[Line], theirs: Sequence[Line]) -> float:

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -122,7 +121,7 @@ def write_verdicts(out: Path, settings: Settings) -> list[Verdict]:
         if path.exists():
             histories |= table.read(path)
     claims, questions = judge(histories), fair(histories)
-    parts = {"claims": [asdict(v) for v in claims], "questions": [asdict(v) for v in questions]}
+    parts = {"claims": [v.numbers() for v in claims], "questions": [v.numbers() for v in questions]}
     record = settings._asdict() | parts
     write_atomically(out / "verdicts.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     write_atomically(out / "verdicts.md", markdown(claims, questions, str(settings)))
@@ -210,17 +209,15 @@ def seconds_a_round(described: Experiment) -> float:
 
 def markdown(verdicts: list[Verdict], questions: list[Verdict], how: str) -> str:
     """The claims and what the runs say of them, as a table."""
-    lines = [f"# Verdicts\n\n{how}. The advantage is the mean over rounds of ln(loss of the other / loss of the one),"]
-    lines.append("with Student's 95 % interval over paired seeds.\n")
+    lines = [f"# Verdicts\n\n{how}. How much lower the training loss is of what the claim favours, on (geometric)"]
+    lines.append("average over the rounds, with Student's 95 % interval over paired seeds.\n")
     for title, found in (("The paper's claims", verdicts), ("Our own questions", questions)):
         lines += [
             f"## {title}\n",
-            "| figure | claim | verdict | advantage | 95 % interval |",
-            "| --- | --- | --- | --- | --- |",
+            "| figure | claim | verdict | loss lower by | 95 % interval |",
+            "| --- | --- | --- | ---: | ---: |",
         ]
         for v in found:
-            lines.append(
-                f"| {v.figure} | {v.claim} | **{v.verdict}** | {v.effect:+.3f} | {v.low:+.3f} to {v.high:+.3f} |"
-            )
+            lines.append(f"| {v.figure} | {v.claim} | **{v.verdict}** | {' | '.join(v.lower())} |")
         lines.append("")
     return "\n".join(lines)
