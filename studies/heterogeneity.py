@@ -5,9 +5,9 @@
 MNIST with the MLP and CIFAR-10 with the CNN, 100 devices of 500 samples in ten clusters. All devices of a cluster take
 part, as the theorem has it. The learning rate is the same for all clusterings of a cell, the theorem's does not depend
 on them either: the best of a grid for random clusters, on a seed that is not used again, or the largest below it at
-which no run diverges: ends higher than it began, or in what is not a number. Five other seeds give the result.
-H_cluster is measured at W_0, which all clusterings of a seed share. The target of a cell is the highest of its runs'
-lowest training losses, so that every run reaches it; rounds to it are interpolated between rounds.
+which no run diverges. Five other seeds give the result. H_cluster is measured at W_0, which all clusterings of a seed
+share. The target of a cell is the highest of its runs' lowest training losses, so that every run reaches it, but for
+clusterings with a run that ends higher than it began: they have learned nothing. Rounds are interpolated.
 
 Interrupted, it goes on where it stopped. --quick is a small fleet for three rounds, to see that everything works.
 Writes docs/heterogeneity-study/: results.csv, speed.png and table.md.
@@ -75,11 +75,10 @@ def experiment(cell: Cell, name: str, lr: float, seed: int, quick: bool) -> Expe
 
 def losses(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, list[float]]:
     """The training loss of every job by round, from the start; infinite for a run that diverged."""
-    curves = {}
-    for key, lines in run(jobs, runs, stage, cores()).items():
-        curve = [math.inf] if isinstance(lines, Diverged) else [line["train_loss"] for line in lines]
-        curves[key] = curve if curve[-1] < curve[0] else [math.inf]
-    return curves
+    return {
+        key: [math.inf] if isinstance(lines, Diverged) else [line["train_loss"] for line in lines]
+        for key, lines in run(jobs, runs, stage, cores()).items()
+    }
 
 
 def heterogeneity(cell: Cell, seed: int, quick: bool, runs: Path, display: Display) -> dict[str, list[float]]:
@@ -131,7 +130,8 @@ def measure(cell: Cell, seeds: tuple[int, ...], quick: bool, runs: Path, display
         curves = losses(jobs, runs, f"{where}: measuring at {lr:g}")
         if all(math.isfinite(curve[-1]) for curve in curves.values()):
             break
-    target = max(min(curve) for curve in curves.values())
+    lost = {name for (name, _), curve in curves.items() if curve[-1] > curve[0]}
+    target = max(min(curve) for (name, _), curve in curves.items() if name not in lost)
     rows: list[Row] = []
     for seed in seeds:
         apart = heterogeneity(cell, seed, quick, runs, display)
@@ -206,9 +206,13 @@ def picture(rows: list[Row], path: Path) -> None:
     cells = by_cell(rows)
     figure, axes = canvas(len(cells), 1 + 3.4 * len(cells), 3.9)
     for ax, ((data, rho), cell) in zip(axes, cells.items(), strict=True):
+        never = 1.1 * DATA[data]["rounds"]
+        if any(row["rounds"] > never for row in cell):
+            ax.axhline(never, color="#999999", lw=0.8, ls=":")
+            ax.annotate("never", (0.02, never), xycoords=("axes fraction", "data"), va="bottom", fontsize=8)
         for (name, colour), marker in zip(zip(CLUSTERINGS, COLOURS, strict=True), "os^vDP", strict=True):
-            mine = [row for row in cell if row["clusters"] == name and math.isfinite(row["rounds"])]
-            x, y = [row["H_cluster"] for row in mine], [row["rounds"] for row in mine]
+            mine = [row for row in cell if row["clusters"] == name]
+            x, y = [row["H_cluster"] for row in mine], [min(row["rounds"], never) for row in mine]
             ax.plot(x, y, marker, color=colour, ms=5, alpha=0.75, label=name)
         rank = fmean(agreement(cell))
         ax.set(
