@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench bench-scale bench-plan bench-overhead bench-deploy bench-check clean
+.PHONY: demo test lint format bench bench-scale bench-plan bench-clusters bench-overhead bench-deploy bench-check clean
 
 demo: .venv/ready
 	$(BIN)/fedcluster compare
@@ -27,6 +27,9 @@ bench-scale: .venv/ready
 
 bench-plan: .venv/ready
 	$(BIN)/python benchmarks/plan.py
+
+bench-clusters: .venv/ready
+	$(BIN)/python benchmarks/clusters.py
 
 bench-overhead: .venv/ready
 	$(BIN)/python benchmarks/overhead.py

@@ -1,9 +1,10 @@
 """How long balanced and similar clusters take to find, from label counts.
 
-.venv/bin/python benchmarks/clusters.py        seconds by the clock and of the processor, and what was gained
+make bench-clusters
 """
 
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -12,11 +13,14 @@ from fedcluster.dataset import Dataset
 from fedcluster.experiment import Clusters, Fleet
 from fedcluster.heterogeneity import split
 
+HERE = Path(__file__).parent
+
 
 def main() -> None:
     y = np.arange(1000) % 10
     data = Dataset(np.zeros((1000, 2), np.float32), y, np.zeros((10, 2), np.float32), np.arange(10))
-    print(f"{'fleet':12} {'devices':>8} {'M':>5} {'clusters':10} {'s':>7} {'cpu s':>7} {'H_cluster / H_device':>21}")
+    lines = ["| fleet | devices | M | clusters | seconds | CPU seconds | H_cluster / H_device, of label shares |"]
+    lines.append("| --- | ---: | ---: | --- | ---: | ---: | ---: |")
     for partition in ("major_class", "dirichlet"):
         for devices, count in ((1000, 10), (1000, 100), (100_000, 10), (100_000, 1000)):
             options = Fleet(devices=devices, samples=50, partition=partition, rho_device=0.9)
@@ -25,10 +29,12 @@ def main() -> None:
             for method in ("random", "balanced", "similar"):
                 began, worked = time.perf_counter(), time.process_time()
                 found = clusters.build(Clusters(method=method, count=count), everyone, 0)
-                spent = f"{time.perf_counter() - began:7.2f} {time.process_time() - worked:7.2f}"
+                spent = f"{time.perf_counter() - began:.2f} | {time.process_time() - worked:.2f}"
                 cut = split(shares, everyone.weights, found)
                 ratio = cut.cluster / cut.device
-                print(f"{partition:12} {devices:8,} {count:5} {method:10} {spent} {ratio:21.2e}", flush=True)
+                lines.append(f"| {partition} | {devices:,} | {count:,} | {method} | {spent} | {ratio:.1e} |")
+                print(lines[-1], flush=True)
+    (HERE / "results" / "clusters.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
