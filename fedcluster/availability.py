@@ -5,7 +5,7 @@ trace has a period P_k, and the device is free at time t when it is free at t mo
 know nothing of earlier ones, so that time may jump in both directions. Times are whole milliseconds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcluster.zones import DAY, HOUR
+
 Ints = NDArray[Any]
+Floats = NDArray[np.float64]
 FOREVER = 2**62  # the end of being always free, and when a device is free that never is
 CHUNK = 65_536  # devices at a time, where there is a number for each of their hours
 
@@ -97,6 +100,14 @@ class Availability:
     def rounds(self, length: int) -> Ints:
         """Rounds of this length in each device's trace, the last of them perhaps not whole."""
         return -(-self.period // length)
+
+
+def daily(hours: Sequence[Sequence[tuple[int, int]]], ahead: Floats) -> Availability:
+    """Of devices that are free at the same hours every day, by clocks that are so many hours ahead of UTC."""
+    device = np.repeat(np.arange(len(hours)), [len(each) for each in hours])
+    times = np.array([pair for each in hours for pair in each], np.int64).reshape(-1, 2)
+    times -= np.round(ahead * HOUR).astype(np.int64)[device, None]
+    return build(device, times[:, 0], times[:, 1], np.full(len(hours), DAY))
 
 
 def build(device: Ints, start: Ints, end: Ints, period: Ints) -> Availability:

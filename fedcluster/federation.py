@@ -56,7 +56,7 @@ def join(
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys, on a loopback address.")] = False,
     timezone: Annotated[str, typer.Option(metavar="ZONE", help="Such as Europe/Berlin; the server is told.")] = "",
-    slots: Annotated[str, typer.Option(metavar="HOURS", help="Such as 22-6, when on line; the server is told.")] = "",
+    slots: Annotated[str, typer.Option(metavar="HOURS", help="When on line every day, such as 22-6.")] = "",
     tell_labels: Annotated[bool, typer.Option("--tell-labels", help="Tell the server how many of each class.")] = False,
     allow: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="package.module:name that the server may ask for.")
@@ -70,6 +70,7 @@ def join(
 
         check_security(certificates, insecure)
         check_zone(timezone)
+        check_hours(slots)
         identity = Identity.of(
             {
                 "device": device,
@@ -126,6 +127,16 @@ def address(text: str) -> tuple[str, int]:
 def check_security(certificates: Path | None, insecure: bool) -> None:
     if insecure == (certificates is not None):
         raise typer.BadParameter("give --certificates DIR, or --insecure for a test on loopback")
+
+
+def check_hours(text: str) -> None:
+    from fedcluster.errors import BadExperiment
+    from fedcluster.zones import daily_hours
+
+    try:
+        daily_hours(text or "0-24")
+    except ValueError as error:
+        raise BadExperiment(f"--slots: {error}") from None
 
 
 def check_zone(name: str) -> None:

@@ -1,5 +1,6 @@
 """Time zones: how far a clock on the wall is ahead of UTC, on which day."""
 
+import re
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 HOUR, DAY = 3_600_000, 86_400_000  # simulated time is counted in whole milliseconds, so that sums are exact
 STEP = HOUR // 4  # summer time begins and ends at a quarter of an hour
+HOURS = re.compile(r"([01]?\d|2[0-3])(?::([0-5]\d))?-([01]?\d|2[0-4])(?::([0-5]\d))?", re.ASCII)
 
 
 def zone(name: str) -> ZoneInfo:
@@ -24,6 +26,20 @@ def hours_ahead(name: str, day: str) -> float:
     offset = zone(name).utcoffset(noon)
     assert offset is not None
     return offset.total_seconds() / 3600
+
+
+def daily_hours(text: str) -> list[tuple[int, int]]:
+    """Hours of every day by the clock on the wall, such as 22-6 or 12-13:30,22-6, as milliseconds since midnight, the
+    end after the start; ValueError when the text, which may be anything, is not like that."""
+    found = []
+    for part in text.split(","):
+        match = HOURS.fullmatch(part.strip())
+        times = [int(number or 0) for number in match.groups()] if match else [0, 0, 0, 0]
+        start, end = (times[i] * HOUR + times[i + 1] * HOUR // 60 for i in (0, 2))
+        if start == end or end > DAY:
+            raise ValueError(f"{part.strip()!r} are not hours of a day; write 22-6, 12-13:30,22-6, or 0-24 for all day")
+        found.append((start, end if end > start else end + DAY))
+    return found
 
 
 def to_utc(local: NDArray[np.int64], name: str) -> NDArray[np.int64]:

@@ -17,8 +17,10 @@ from fedcluster.flower.device import Device, Identity, recall, remember
 from fedcluster.flower.post import expanded
 from fedcluster.flower.roster import LiveSchedule, Roster, read_registration
 from fedcluster.flower.wire import Unreadable, pack, unpack, whole
+from fedcluster.zones import HOUR, daily_hours
 from tests.conftest import Here, blobs
 
+SOFT = ("-o", "clusters.method=availability", "-o", "clusters.soft=true")
 EXPERIMENT = fedcluster.Experiment(clusters={"count": 2, "participation": 1.0})
 
 
@@ -78,6 +80,9 @@ def entry(device: str, **more: Any) -> str:
         entry("3", timezone="x" * 100),
         entry("3", timezone="\u001b[2J"),
         entry("3", timezone="Mars/Olympus"),
+        entry("3", slots="at night"),
+        entry("3", slots="22-6,25-26"),
+        entry("3", slots="8-8"),
         entry("3", labels=[1, 2]),
         entry("3", weight=1e12),
     ],
@@ -120,18 +125,59 @@ def test_nobody_counts_for_more_than_a_hundred_times_the_median() -> None:
     assert roster.fleet().sizes.tolist() == [10, 20, 2000]
 
 
-def test_clusters_by_class_need_devices_that_tell() -> None:
-    roster = Roster(EXPERIMENT.with_(**{"clusters.method": "major_class"}))
-    roster.note(read_registration(entry("0", labels=[1, 9, 0])))
-    roster.note(read_registration(entry("1")))
-    with pytest.raises(BadExperiment, match="device 1 does not tell: join with --tell-labels"):
-        roster.admit(0, print)
+def test_clusterings_need_devices_that_tell() -> None:
+    for method in ("balanced", "similar"):
+        needs_to_be_told(method, "--tell-labels", labels=[1, 9, 0])
+    needs_to_be_told("timezone", "--timezone", timezone="Asia/Tokyo")
+    needs_to_be_told("availability", "--slots", slots="22-6")
 
 
-def test_clusters_by_time_zone_and_by_label_counts_are_the_simulators() -> None:
+def needs_to_be_told(method: str, option: str, **told: Any) -> None:
+    """A device that does not tell is refused, also when it comes late, and stops nobody else."""
+    roster = Roster(EXPERIMENT.with_(**{"clusters.method": method}))
+    for device in ("0", "1", "2"):
+        assert roster.note(read_registration(entry(device, **told))) is None
+    assert f"join with {option}" in str(roster.note(read_registration(entry("3"))))
+    roster.admit(0, print)
+    schedule = LiveSchedule(roster, lambda: None, print)
+    assert f"join with {option}" in str(roster.note(read_registration(entry("4"))))
+    assert roster.note(read_registration(entry("5", **told))) is None
+    assert sorted(k for cycle in schedule.round(1) for k in cycle.cohort) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [
+        ("22-6", [(22, 30)]),
+        ("0-24", [(0, 24)]),
+        ("9:30-12, 13-17:45", [(9.5, 12), (13, 17.75)]),
+        ("06-0", [(6, 24)]),
+    ],
+)
+def test_hours_of_a_day(text: str, hours: list[tuple[float, float]]) -> None:
+    assert daily_hours(text) == [(start * HOUR, end * HOUR) for start, end in hours]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "22", "22-", "-6", "24-6", "8-25", "8-24:30", "8-8", "8:60-9", "22-6;7-8", "\uff18-9"]
+)
+def test_other_words_are_not_hours(text: str) -> None:
+    with pytest.raises(ValueError, match="write 22-6"):
+        daily_hours(text)
+
+
+def test_clusters_by_time_zone_hours_and_label_counts_are_the_simulators() -> None:
     roster = Roster(EXPERIMENT.with_(**{"clusters.method": "timezone"}))
     for device, place in (("0", "Asia/Tokyo"), ("1", "America/New_York"), ("2", "Asia/Seoul"), ("3", "America/Lima")):
         roster.note(read_registration(entry(device, timezone=place)))
+    roster.admit(0, print)
+    groups = [one.cluster for one in roster.entries]
+    assert (groups[0] == groups[2], groups[1] == groups[3], groups[0] != groups[1]) == (True, True, True)
+
+    roster = Roster(EXPERIMENT.with_(**{"clusters.method": "availability"}))
+    told = (("0", "Asia/Tokyo", "22-6"), ("1", "", "1-4:30,5-9"), ("2", "", "13-21"), ("3", "America/Lima", "23-1"))
+    for device, place, hours in told:  # by UTC: 13 to 21, 1 to 9, 13 to 21, 4 to 6
+        roster.note(read_registration(entry(device, timezone=place, slots=hours)))
     roster.admit(0, print)
     groups = [one.cluster for one in roster.entries]
     assert (groups[0] == groups[2], groups[1] == groups[3], groups[0] != groups[1]) == (True, True, True)
@@ -218,7 +264,12 @@ def test_keys_are_for_their_owners_and_are_not_overwritten(here: Here, tmp_path:
         (["serve", "e.toml", "--certificates", "nowhere"], 3, "has no public keys"),
         (["serve", "e.toml", "--insecure", "-o", "method=centralized"], 2, "use fedcluster run"),
         (["serve", "e.toml", "--insecure", "-o", "clock.deadline=60"], 2, "a federation takes its own"),
-        (["serve", "e.toml", "--insecure", "-o", "clusters.method=availability"], 2, "which devices do not send"),
+        (["serve", "e.toml", "--insecure", *SOFT], 2, "a device is in one cluster"),
+        (
+            ["join", "--server", "h:1", "--data", "d", "--device", "0", "--insecure", "--slots", "late"],
+            2,
+            "hours of a day",
+        ),
         (["run", "e.toml", "-o", "data.name=devices"], 3, "use fedcluster serve"),
         (["join", "--server", "192.0.2.1", "--data", "d.npz", "--device", "0", "--insecure"], 2, "for loopback only"),
         (["join", "--server", "::1", "--data", "d.npz", "--device", "../x", "--insecure"], 2, "letters, digits"),

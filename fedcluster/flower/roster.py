@@ -24,18 +24,22 @@ from pydantic import (
 )
 
 from fedcluster import clusters
+from fedcluster.availability import daily
 from fedcluster.clusters import Clusters
-from fedcluster.errors import BadExperiment, BadRun
+from fedcluster.errors import BadRun
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
 from fedcluster.fleet import Fleet, Ints
 from fedcluster.fleet_file import Known
 from fedcluster.schedule import Cycle, Schedule
-from fedcluster.zones import hours_ahead, zone
+from fedcluster.zones import daily_hours, hours_ahead, zone
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST = 100  # times the median device's samples that a device may count for
 ROOM = 10_000  # devices that a roster may come to hold
+LABELS = ("labels", "--tell-labels")
+TOLD = {"major_class": LABELS, "balanced": LABELS, "similar": LABELS}
+TOLD |= {"timezone": ("timezone", "--timezone"), "availability": ("slots", "--slots")}  # what clusterings go by
 
 Text = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9/_+ :.,-]*$")]
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -60,6 +64,13 @@ class Registration(BaseModel):
         if name:
             zone(name)
         return name
+
+    @field_validator("slots")
+    @classmethod
+    def slots_are_hours(cls, text: str) -> str:
+        if text:
+            daily_hours(text)
+        return text
 
     @model_validator(mode="after")
     def a_count_for_every_class(self) -> "Registration":
@@ -110,16 +121,20 @@ class Roster:
         if known is None:
             if len(self.entries) + len(self.waiting) >= ROOM:
                 return f"the roster is full with {ROOM:,} devices"
-            unlike = self.unlike(registration)
-            if unlike is None:
+            unfit = self.unfit(registration)
+            if unfit is None:
                 self.waiting[registration.device] = registration
-            return unlike
+            return unfit
         if self.entries[known].samples != registration.samples:
             return f"it had {self.entries[known].samples:,} samples and now says {registration.samples:,}"
         return None
 
-    def unlike(self, registration: Registration) -> str | None:
-        """All devices learn the same thing."""
+    def unfit(self, registration: Registration) -> str | None:
+        """All devices learn the same thing, and tell what the clustering goes by."""
+        method = self.experiment.clusters.method
+        field, option = TOLD.get(str(method), ("device", ""))
+        if not getattr(registration, field):
+            return f'clusters.method = "{method}" goes by its {field}, which it does not tell: join with {option}'
         for other in [*self.entries, *self.waiting.values()][:1]:
             if other.shape != registration.shape:
                 return f"its samples are {registration.shape}, those of device {other.device} are {other.shape}"
@@ -155,12 +170,6 @@ class Roster:
         sizes = np.array([entry.samples for entry in entries])
         sizes = np.minimum(sizes, int(np.median(sizes)) * MOST)
         method = self.experiment.clusters.method
-        silent = next((entry.device for entry in entries if entry.labels is None), None)
-        if method in ("major_class", "balanced", "similar") and silent is not None:
-            raise BadExperiment(
-                f'clusters.method = "{method}" needs to know what devices hold, and device {silent} does not tell: '
-                "join with --tell-labels, or take another clustering"
-            )
         major = np.array([int(np.argmax(entry.labels)) if entry.labels else 0 for entry in entries], np.int32)
         classes = max(entry.classes for entry in entries)
 
@@ -169,8 +178,12 @@ class Roster:
             return np.array(told + [0] * (classes - len(told)))
 
         day = self.experiment.fleet.date
-        ahead = [hours_ahead(entry.timezone, day) if entry.timezone else np.nan for entry in entries]
-        known = Known(utc_offset=np.array(ahead) if any(entry.timezone for entry in entries) else None)
+        ahead = np.array([hours_ahead(entry.timezone, day) if entry.timezone else np.nan for entry in entries])
+        free = [daily_hours(entry.slots) if entry.slots else [] for entry in entries]
+        known = Known(
+            utc_offset=None if np.isnan(ahead).all() else ahead,
+            availability=daily(free, np.nan_to_num(ahead)) if method == "availability" else None,
+        )
         return Fleet(sizes, major, elsewhere, mix, names=np.array([entry.device for entry in entries]), known=known)
 
     def clusters(self, round: int) -> Clusters:

@@ -118,11 +118,8 @@ def check(experiment: Experiment) -> None:
         raise BadExperiment(
             'clusters.features = "gradients" needs all data in one place: take "labels", and join with --tell-labels'
         )
-    if experiment.clusters.method == "availability":
-        raise BadExperiment(
-            'clusters.method = "availability" needs a trace, which devices do not send: fedcluster plan makes a file '
-            'of clusters, for clusters.method = "file"'
-        )
+    if experiment.clusters.soft:
+        raise BadExperiment("clusters.soft: on a federation's roster a device is in one cluster: leave it out")
 
 
 def deploy(
