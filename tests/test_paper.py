@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from fedcluster.paper import choices, table
-from fedcluster.paper.claims import all_of, comparable, interval, judge, larger
+from fedcluster.paper.claims import all_of, comparable, fair, interval, judge, larger
 from fedcluster.paper.figures import CONTROL, FEDAVG, FEDCLUSTER, FIGURES, experiment, panels
 from fedcluster.paper.reproduce import job, whole
 from fedcluster.prepare import prepare
@@ -170,6 +170,21 @@ def test_from_one_command(small_mnist: None, here: Any, tmp_path: Path) -> None:
     assert "0 runs to do" in err
     assert again == said
     assert (out / "fig6-bytes.png").stat().st_size > 20_000
+
+
+def test_the_questions_point_the_right_way() -> None:
+    """Half of FedAvg's loss with small cohorts, a quarter with clusters where devices differ most, else half, too."""
+    histories = {}
+    for panel in panels("fig3", "standard"):
+        for curve in panel.curves:
+            loss = {"fedcluster": 0.25 if "0.9" in panel.title else 0.5, "control": 0.5}.get(curve.method, 1.0)
+            runs = [history(3.0, loss * noise, loss) for noise in (1.0, 1.01, 0.99)]
+            histories["mnist", f"fig3 {panel.title}", curve.label] = runs
+    cohorts, clusters, grows = fair(histories)
+    assert [v.verdict for v in (cohorts, clusters, grows)] == ["yes"] * 3
+    assert cohorts.effect == pytest.approx(np.log(2), abs=0.02)
+    assert clusters.effect == pytest.approx(np.log(2) / 4, abs=0.02)
+    assert grows.effect == pytest.approx(np.log(2), abs=0.02)
 
 
 def test_figures_are_judged_together(small_mnist: None, here: Any, tmp_path: Path) -> None:
