@@ -164,7 +164,7 @@ def test_from_one_command(small_mnist: None, here: Any, tmp_path: Path) -> None:
     assert len(rows) == 4 * 2 * 3  # curves, seeds, rounds with the start
     assert {row["lr"] for row in rows} == {"0.05", "0.005"}
     verdicts = json.loads((out / "verdicts.json").read_text())
-    assert len(verdicts["claims"]) == 4
+    assert len(verdicts["claims"]) == 7
     assert (out / "fig6.png").stat().st_size > 20_000
     code, again, err = here("reproduce", "fig6", "--out", out, "--x", "bytes")
     assert "0 runs to do" in err
