@@ -21,7 +21,7 @@ def traces(draw: st.DrawFn) -> tuple[list[int], list[Interval]]:
 
 def is_free(k: int, t: int, periods: list[int], rows: list[Interval]) -> bool:
     """By looking at every interval in every period that could reach t."""
-    shifts = [n * periods[k] for n in range(-80, 81)]
+    shifts = [n * periods[k] for n in range(-130, 131)]
     return any(start + shift <= t < end + shift for owner, start, end in rows if owner == k for shift in shifts)
 
 
