@@ -69,6 +69,17 @@ def sees_bytes(module: nn.Module, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
 
 
+def adds_drift(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+    """After every step, as torch does."""
+    learner, plain = Learner(module), by_torch(module)
+    x, y, drift = torch.randn(20, *shape), torch.randint(classes, (20,)), torch.randn(plain.size) * 0.01
+    descend(learner, x, y, 5, 0.1, drift)
+    for rows, labels in zip(torch.split(x, 5), torch.split(y, 5), strict=True):
+        plain.differentiate(rows, labels)
+        plain.w.sub_(plain.gradient, alpha=0.1).add_(drift)
+    torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+
+
 def evaluates_like_torch(module: nn.Module, shape: tuple[int, ...], rows: int, threads: int) -> None:
     x = torch.randint(256, (rows, *shape)).to(torch.uint8)
     dataset = fedcluster.Dataset(x, torch.arange(rows) % 5, x, torch.arange(rows) % 5, classes=5)
@@ -115,14 +126,7 @@ def test_small_steps_are_not_lost(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("sizes", [(64, 10), (33, 17, 9, 2)])
 def test_drift_is_added_after_every_step(sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    module = network(*sizes)
-    learner, plain = Learner(module), by_torch(module)
-    x, y, drift = torch.randn(20, sizes[0]), torch.randint(sizes[-1], (20,)), torch.randn(plain.size) * 0.01
-    descend(learner, x, y, 5, 0.1, drift)
-    for rows, labels in zip(torch.split(x, 5), torch.split(y, 5), strict=True):
-        plain.differentiate(rows, labels)
-        plain.w.sub_(plain.gradient, alpha=0.1).add_(drift)
-    torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+    adds_drift(network(*sizes), sizes[:1], sizes[-1])
 
 
 @needs_compiler

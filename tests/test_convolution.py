@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from fedcluster import models
 from fedcluster.layers import Crop, InputConv2d, Normalise, PoolSame
 from fedcluster.learner import Learner
-from tests.test_chain import by_autograd, by_torch, descend, evaluates_like_torch, needs_compiler, sees_bytes
+from tests.test_chain import (
+    adds_drift,
+    by_autograd,
+    by_torch,
+    descend,
+    evaluates_like_torch,
+    needs_compiler,
+    sees_bytes,
+)
 
 Shape = tuple[int, int, int]
 Make = Callable[..., nn.Sequential]
@@ -143,14 +151,7 @@ def test_small_steps_are_not_lost() -> None:
 @pytest.mark.parametrize("make", [network, alexnet])
 def test_drift_is_added_after_every_step(make: Make, shape: Shape, maps: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    module = make(shape, *maps)
-    learner, plain = Learner(module), by_torch(module)
-    x, y, drift = torch.randn(20, *shape), torch.randint(5, (20,)), torch.randn(plain.size) * 0.01
-    descend(learner, x, y, 5, 0.1, drift)
-    for rows, labels in zip(torch.split(x, 5), torch.split(y, 5), strict=True):
-        plain.differentiate(rows, labels)
-        plain.w.sub_(plain.gradient, alpha=0.1).add_(drift)
-    torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+    adds_drift(make(shape, *maps), shape, classes=5)
 
 
 @needs_compiler

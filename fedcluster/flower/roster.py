@@ -14,12 +14,12 @@ from uuid import uuid4
 
 import numpy as np
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     StringConstraints,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -45,6 +45,17 @@ Text = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9/_+ 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 
 
+def told(check: Callable[[str], object]) -> AfterValidator:
+    """Of what a device may keep to itself: where it tells, it must pass the check, which raises ValueError."""
+
+    def checked(text: str) -> str:
+        if text:
+            check(text)
+        return text
+
+    return AfterValidator(checked)
+
+
 class Registration(BaseModel):
     """What a device says of itself when it is asked, checked."""
 
@@ -54,23 +65,9 @@ class Registration(BaseModel):
     samples: Count
     shape: Annotated[list[Count], Field(min_length=1, max_length=3)]
     classes: Annotated[int, Field(ge=1, le=100_000)]
-    timezone: Text = ""
-    slots: Text = ""
+    timezone: Annotated[Text, told(zone)] = ""
+    slots: Annotated[Text, told(daily_hours)] = ""
     labels: Annotated[list[Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=100_000)] | None = None
-
-    @field_validator("timezone")
-    @classmethod
-    def zone_is_one(cls, name: str) -> str:
-        if name:
-            zone(name)
-        return name
-
-    @field_validator("slots")
-    @classmethod
-    def slots_are_hours(cls, text: str) -> str:
-        if text:
-            daily_hours(text)
-        return text
 
     @model_validator(mode="after")
     def a_count_for_every_class(self) -> "Registration":
@@ -179,11 +176,10 @@ class Roster:
 
         day = self.experiment.fleet.date
         ahead = np.array([hours_ahead(entry.timezone, day) if entry.timezone else np.nan for entry in entries])
-        free = [daily_hours(entry.slots) if entry.slots else [] for entry in entries]
-        known = Known(
-            utc_offset=None if np.isnan(ahead).all() else ahead,
-            availability=daily(free, np.nan_to_num(ahead)) if method == "availability" else None,
-        )
+        free = None
+        if method == "availability":
+            free = daily([daily_hours(entry.slots) for entry in entries], np.nan_to_num(ahead))
+        known = Known(utc_offset=None if np.isnan(ahead).all() else ahead, availability=free)
         return Fleet(sizes, major, elsewhere, mix, names=np.array([entry.device for entry in entries]), known=known)
 
     def clusters(self, round: int) -> Clusters:
