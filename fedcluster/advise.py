@@ -10,18 +10,17 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from fedcluster import clusters as clusterings
 from fedcluster import heterogeneity
 from fedcluster.analyze import cohort_sizes, largest_square
-from fedcluster.comparison import TUNING_SEEDS, Job, Progress, run_all
 from fedcluster.display import Display
-from fedcluster.errors import BadExperiment, Diverged
+from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Clusters as Options
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
+from fedcluster.jobs import Job, Progress
 from fedcluster.learner import Learner
 from fedcluster.plots import canvas, save
 from fedcluster.prepare import Setup, prepare
@@ -29,11 +28,11 @@ from fedcluster.sketches import estimated
 from fedcluster.smoothness import smoothness
 from fedcluster.survey import Survey, survey
 from fedcluster.theory import Constants
+from fedcluster.tuning import best_rates
 
 MOST = 12  # values of M that are looked at
 BEST = 3  # of them that are tried by pilots
 PILOT_ROUNDS = 10
-RATES = (0.3, 1.0, 3.0)  # times a rate that falls as 1 / sqrt(M): the theorem's, scaled to fit local.lr
 
 
 @dataclass(frozen=True)
@@ -162,28 +161,18 @@ def candidates(devices: int, participation: float) -> list[int]:
 
 
 def run_pilots(experiment: Experiment, counts: list[int], out: Path, workers: int, progress: Progress) -> list[Pilot]:
-    """Short real runs at each M, at the best of three rates: mean training loss over the seeds kept for tuning."""
+    """Short real runs at each M, at its best rate, looked for around one that falls as 1 / sqrt(M): the theorem's,
+    scaled to fit local.lr."""
     rounds = min(PILOT_ROUNDS, experiment.rounds)
     usual = experiment.clusters.count or 1
-    jobs = {}
-    for M in counts:
-        for factor in RATES:
-            lr = float(f"{experiment.local.lr * math.sqrt(usual / M) * factor:.3g}")
-            for seed in TUNING_SEEDS:
-                keys = {"seed": seed, "rounds": rounds, "clusters.count": M, "local.lr": lr, "method": "fedcluster"}
-                jobs[M, lr, seed] = Job(f"pilot-M{M}-lr{lr:g}-seed{seed}", experiment.with_(**keys))
-    histories = run_all(list(jobs.values()), out, workers, lambda done, total: progress("pilots", done, total))
-    pilots = []
-    for M in counts:
-        losses: dict[float, float] = {}
-        for lr in dict.fromkeys(lr for m, lr, _ in jobs if m == M):
-            runs = [histories[jobs[M, lr, seed].name] for seed in TUNING_SEEDS]
-            losses[lr] = fmean(math.inf if isinstance(x, Diverged) else x[-1]["train_loss"] for x in runs)
-        best = min(losses, key=losses.__getitem__)
-        if not math.isfinite(losses[best]):
-            raise Diverged(f"the pilots with M = {M} diverge at every rate {sorted(losses)}: lower local.lr")
-        pilots.append(Pilot(M, best, rounds, losses[best]))
-    return pilots
+
+    def job(M: int, lr: float, seed: int) -> Job:
+        keys = {"seed": seed, "rounds": rounds, "clusters.count": M, "local.lr": lr, "method": "fedcluster"}
+        return Job(f"pilot-M{M}-lr{lr:g}-seed{seed}", experiment.with_(**keys))
+
+    around = {M: float(f"{experiment.local.lr * math.sqrt(usual / M):.3g}") for M in counts}
+    best = best_rates(around, job, out, workers, progress, "pilots")
+    return [Pilot(M, found.lr, rounds, found.loss) for M, found in best.items()]
 
 
 def verdict(advice: Advice, participation: float) -> list[str]:

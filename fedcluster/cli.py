@@ -138,7 +138,7 @@ def compare(
                 x=x,
             )
         report.show(report.outcomes_table(result))
-        for remark in [*result.remarks, *report.verdict(result)]:
+        for remark in report.verdict(result):
             typer.echo(remark)
         typer.echo(f"picture: {out}/curves.png")
 

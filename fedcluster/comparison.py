@@ -1,43 +1,24 @@
 """Fair comparison: the same fleet, start and budget for each method, over several seeds."""
 
-import gc
 import json
-import math
-import os
-import signal
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
-from threading import Thread
 from typing import Any
 
 from fedcluster import clusters, fleet, sources
-from fedcluster.allocator import keep_memory
-from fedcluster.display import Display
 from fedcluster.errors import BadExperiment, BadRun, Diverged
 from fedcluster.experiment import Experiment, changes, parse, read
 from fedcluster.files import write_atomically
+from fedcluster.jobs import Job, Progress, run_all
 from fedcluster.plots import LABELS, X, curves
 from fedcluster.record import Line
-from fedcluster.training import run
+from fedcluster.tuning import best_rates
 
 METHODS = ("fedavg", "fedcluster", "centralized")
 RATES = ("paper", "equal", "tuned")
-GRID = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # times local.lr, the same for every method
-TUNING_SEEDS = (1_000_003, 1_000_004)  # never those of the comparison
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run of a comparison: its name is its folder."""
-
-    name: str
-    experiment: Experiment
 
 
 @dataclass(frozen=True)
@@ -68,12 +49,7 @@ class Comparison:
     outcomes: list[Outcome]
     target: float
     lr: str
-    remarks: list[str]
     x: str = "rounds"
-
-
-Progress = Callable[[str, int, int], None]
-"""Told the stage, and the rounds done of how many."""
 
 
 def compare(
@@ -108,10 +84,18 @@ def compare(
     everyone = fleet.build(experiment.fleet, sources.open_dataset(experiment.data.name), experiment.seed)
     count = clusters.build(experiment.clusters, everyone, experiment.seed).count
     claim(out, experiment, resume)
-    remarks: list[str] = []
     rates = {method: experiment.local.lr * (count if method == "fedavg" and lr == "paper" else 1) for method in methods}
     if lr == "tuned":
-        rates, remarks = tune(experiment, methods, out, workers, progress)
+        best = best_rates(
+            dict.fromkeys(methods, experiment.local.lr),
+            lambda method, rate, seed: Job(
+                f"tune-{method}-{rate:g}-seed{seed}", variant(experiment, method, rate, seed)
+            ),
+            out,
+            workers,
+            progress,
+        )
+        rates = {method: found.lr for method, found in best.items()}
 
     jobs = [
         Job(f"{method}-seed{seed}", variant(experiment, method, rates[method], seed))
@@ -132,7 +116,7 @@ def compare(
         )
     if target is None:
         target = max(lines[-1]["train_loss"] for outcome in outcomes for lines in outcome.histories)
-    comparison = Comparison(outcomes, target, lr, remarks, x)
+    comparison = Comparison(outcomes, target, lr, x)
     curves({o.method: o.histories for o in outcomes}, out / "curves.png", caption(experiment, seeds, lr), x)
     write_atomically(out / "comparison.json", json.dumps(summary(comparison), indent=2) + "\n")
     return comparison
@@ -164,102 +148,6 @@ def variant(experiment: Experiment, method: str, lr: float, seed: int) -> Experi
     return experiment.with_(**keys)
 
 
-def tune(
-    experiment: Experiment, methods: Sequence[str], out: Path, workers: int, progress: Progress
-) -> tuple[dict[str, float], list[str]]:
-    """Each method's best rate: the lowest final training loss, averaged over the tuning seeds."""
-    rates = [float(f"{experiment.local.lr * factor:.6g}") for factor in GRID]
-    jobs = {
-        (method, rate, seed): Job(f"tune-{method}-{rate:g}-seed{seed}", variant(experiment, method, rate, seed))
-        for method in methods
-        for rate in rates
-        for seed in TUNING_SEEDS
-    }
-    histories = run_all(list(jobs.values()), out, workers, lambda done, total: progress("tuning", done, total))
-    best, remarks = {}, []
-    for method in methods:
-        losses = {}
-        for rate in rates:
-            runs = [histories[jobs[method, rate, seed].name] for seed in TUNING_SEEDS]
-            losses[rate] = fmean(math.inf if isinstance(x, Diverged) else x[-1]["train_loss"] for x in runs)
-        best[method] = min(losses, key=losses.__getitem__)
-        if not math.isfinite(losses[best[method]]):
-            raise Diverged(f"{LABELS[method]} diverges at every rate of the grid {rates}: lower local.lr")
-        if best[method] in (rates[0], rates[-1]):
-            remarks.append(f"{LABELS[method]}'s best rate {best[method]:g} is at the edge of the grid: move local.lr")
-    return best, remarks
-
-
-def run_all(
-    jobs: list[Job], out: Path, workers: int, progress: Callable[[int, int], None]
-) -> dict[str, list[Line] | Diverged]:
-    """Every job's curve from its start, or how it diverged. Finished runs in the folder are not run again."""
-    total = sum(job.experiment.rounds for job in jobs)
-    results: dict[str, list[Line] | Diverged] = {}
-    if workers < 2:
-        for job in jobs:
-            before = sum(other.experiment.rounds for other in jobs[: len(results)])
-            results[job.name] = run_one(job, out, Counting(lambda n, before=before: progress(before + n, total)))  # type: ignore[misc]
-        return results
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=enlist) as pool:
-        pending: dict[Future[list[Line] | Diverged], str] = {pool.submit(run_one, job, out): job.name for job in jobs}
-        try:
-            while pending:
-                for future in wait(pending, timeout=0.3, return_when=FIRST_COMPLETED).done:
-                    results[pending.pop(future)] = future.result()
-                progress(sum(rounds_done(out / job.name) for job in jobs), total)
-        except BaseException:
-            processes = list(pool._processes.values())
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in processes:
-                process.terminate()
-            raise
-    return results
-
-
-def enlist() -> None:
-    """A process of the pool ends when it is told to, without a word, or when we are gone: its runs can be resumed."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    keep_memory()
-    Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
-
-
-def end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
-
-
-def rounds_done(folder: Path) -> int:
-    try:
-        return (folder / "metrics.jsonl").read_bytes().count(b"\n")
-    except FileNotFoundError:
-        return 0
-
-
-def run_one(job: Job, out: Path, display: Display | None = None) -> list[Line] | Diverged:
-    folder = out / job.name
-    try:
-        history = run(job.experiment, folder, resume=True, display=display or Display()).history
-    except Diverged as error:
-        return error
-    finally:
-        gc.collect()  # a run ends in a ring of references, and its data set may be hundreds of megabytes
-    start = json.loads((folder / "run.json").read_bytes())["start"]
-    return [{"round": 0, **start}, *history]
-
-
-class Counting(Display):
-    """Reports the rounds that a run in this process has done."""
-
-    def __init__(self, report: Callable[[int], None]) -> None:
-        self.report = report
-
-    def round(self, line: Line) -> None:
-        self.report(line["round"])
-
-
 def caption(experiment: Experiment, seeds: int, lr: str) -> str:
     data = experiment.data.name if isinstance(experiment.data.name, str) else "data"
     rates = {
@@ -275,7 +163,6 @@ def summary(comparison: Comparison) -> dict[str, Any]:
     return {
         "lr": comparison.lr,
         "target_train_loss": comparison.target,
-        "remarks": comparison.remarks,
         "methods": {
             outcome.method: {
                 "lr": outcome.lr,

@@ -12,7 +12,7 @@ import typer
 from fedcluster.errors import FedClusterError
 
 if TYPE_CHECKING:
-    from fedcluster.comparison import Progress
+    from fedcluster.jobs import Progress
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", show_default=False)]
 Overrides = Annotated[

@@ -20,9 +20,9 @@ from typing import Any
 
 from running import run
 
-from fedcluster.comparison import Job
 from fedcluster.errors import Diverged
 from fedcluster.experiment import ALGORITHMS, Experiment
+from fedcluster.jobs import Job
 from fedcluster.plots import canvas, save
 from fedcluster.workers import cores
 

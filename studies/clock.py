@@ -17,9 +17,9 @@ from typing import Any
 
 from running import run
 
-from fedcluster.comparison import Job
 from fedcluster.errors import Diverged
 from fedcluster.experiment import Experiment, load
+from fedcluster.jobs import Job
 from fedcluster.plots import canvas, save
 from fedcluster.record import Line
 

@@ -27,11 +27,11 @@ from scipy import stats
 
 from fedcluster import clusters, fleet, sources
 from fedcluster.allocator import keep_memory
-from fedcluster.comparison import Job
 from fedcluster.display import Display, suited
 from fedcluster.errors import Diverged
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
+from fedcluster.jobs import Job
 from fedcluster.paper.claims import interval
 from fedcluster.plots import canvas, save
 from fedcluster.prepare import beginner

@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedcluster.comparison import Job, run_all
 from fedcluster.errors import Diverged
+from fedcluster.jobs import Job, run_all
 from fedcluster.record import Line
 
 

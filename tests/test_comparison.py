@@ -1,11 +1,14 @@
 """Comparisons are fair, and report what the runs show."""
 
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 import fedcluster
-from fedcluster.comparison import TUNING_SEEDS, Outcome
+from fedcluster.comparison import Outcome
+from fedcluster.record import read_lines
+from fedcluster.tuning import TUNING_SEEDS
 
 SMALL = fedcluster.Experiment(
     rounds=2,
@@ -33,13 +36,19 @@ def test_rates_and_budgets(lr: str, fedavg: float) -> None:
 
 def test_tuned_rates_come_from_other_seeds_and_skip_what_diverges(tmp_path: Path) -> None:
     experiment = SMALL.with_(**{"local.lr": 1e29, "model.name": "mlp"})
-    with pytest.raises(fedcluster.FedClusterError, match="diverges at every rate"):
+    with pytest.raises(fedcluster.FedClusterError, match=r"tune-fedavg-1e.23-.* diverges, and so does every higher"):
         fedcluster.compare(experiment, ["fedavg"], seeds=1, lr="tuned")
     result = fedcluster.compare(SMALL, ["fedcluster"], seeds=1, lr="tuned", out=tmp_path / "out")
-    tuned = {path.name for path in (tmp_path / "out").glob("tune-*")}
-    assert len(tuned) == 7 * len(TUNING_SEEDS)
-    assert all(any(str(seed) in name for seed in TUNING_SEEDS) for name in tuned)
-    assert result.outcomes[0].lr in [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0]
+    losses: dict[float, list[float]] = {}
+    for folder in (tmp_path / "out").glob("tune-*"):
+        method, rate, seed = folder.name.removeprefix("tune-").split("-", 2)
+        assert method == "fedcluster"
+        assert int(seed.removeprefix("seed")) in TUNING_SEEDS
+        losses.setdefault(float(rate), []).append(read_lines(folder / "metrics.jsonl")[-1]["train_loss"])
+    assert {len(found) for found in losses.values()} == {len(TUNING_SEEDS)}
+    best = min(losses, key=lambda rate: fmean(losses[rate]))
+    assert result.outcomes[0].lr == best
+    assert min(losses) < best < max(losses)
 
 
 def test_several_processes_find_the_same(tmp_path: Path) -> None:

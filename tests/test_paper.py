@@ -2,6 +2,7 @@
 
 import csv
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedcluster.paper.claims import all_of, comparable, fair, interval, judge, l
 from fedcluster.paper.figures import CONTROL, FEDAVG, FEDCLUSTER, FIGURES, experiment, panels
 from fedcluster.paper.reproduce import job, whole
 from fedcluster.prepare import prepare
+from fedcluster.tuning import TUNING_SEEDS, rate
 from tests.test_stacked import Listen
 
 
@@ -222,12 +224,19 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert all(runs == [[one | sent for one in lines] for lines in curves] for runs in found.values())
 
 
-def test_tuned_and_left_out(small_mnist: None, here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "GRID", (1.0, 1e6))
+def test_tuned_and_left_out(small_mnist: None, here: Any, tmp_path: Path) -> None:
     code, _, err = here("reproduce", "fig6", "--lr", "tuned", "--seeds", 1, "--out", tmp_path / "out")
     assert code == 0, err
     with (tmp_path / "out" / "fig6.csv").open() as file:
-        assert {row["lr"] for row in csv.DictReader(file)} == {"0.05"}
+        taken = {(row["curve"], float(row["lr"])) for row in csv.DictReader(file)}
+    assert len(taken) == 4
+    panel = panels("fig6", "quick")[0]
+    for curve in panel.curves:
+        [lr] = [lr for label, lr in taken if label == curve.label]
+        step = next(step for step in range(-12, 13) if rate(0.05, step) == lr)
+        for tried, seed in product((step - 1, step, step + 1), TUNING_SEEDS):  # a worse rate on either side
+            tuning = experiment(panel, curve, "quick", "paper", seed).with_(**{"local.lr": rate(0.05, tried)})
+            assert (tmp_path / "out" / "runs" / job(tuning).name).exists()
     code, _, err = here("reproduce", "fig2", "--out", tmp_path / "other")
     assert "fig2 is on CIFAR-10, which scale quick leaves out" in err
 

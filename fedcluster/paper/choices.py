@@ -36,5 +36,3 @@ SCALES = {
     "standard": Scale("cnn", {"mnist": 20, "cifar10": 20}, 3),
     "paper": Scale("alexnet", {"mnist": 200, "cifar10": 200}, 3),
 }
-GRID = (0.1, 0.3, 1.0, 3.0)  # --lr tuned: times the paper's rate for FedAvg; the best on a seed that is not used again
-TUNING_SEED = 1_000_003

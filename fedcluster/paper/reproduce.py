@@ -6,21 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from fedcluster.comparison import Job, run_all
 from fedcluster.display import Display
 from fedcluster.errors import BadExperiment, Diverged
 from fedcluster.executor import InProcess
 from fedcluster.experiment import Experiment, parse, read
 from fedcluster.files import write_atomically
+from fedcluster.jobs import Job, Progress, run_all
 from fedcluster.paper import choices, drawing, table
 from fedcluster.paper.claims import Histories, Verdict, fair, judge
-from fedcluster.paper.figures import FIGURES, RATES, TITLES, Curve, Panel, experiment, panels
+from fedcluster.paper.figures import FEDAVG, FIGURES, RATES, TITLES, Curve, Panel, experiment, panels, rate
 from fedcluster.paper.table import Runs
 from fedcluster.prepare import prepare
 from fedcluster.record import Line, read_lines
 from fedcluster.training import repeatable
-
-Progress = Callable[[str, int, int], None]
+from fedcluster.tuning import best_rates
 
 
 class Settings(NamedTuple):
@@ -140,28 +139,16 @@ def with_rate(described: Experiment, lr: float | None) -> Experiment:
 def tune(
     wanted: dict[str, list[Panel]], scale: str, out: Path, workers: int, progress: Progress
 ) -> dict[tuple[Panel, Curve], float]:
-    """Each curve's best rate of one grid, by its last training loss on a seed that is not used again."""
-    grid: dict[tuple[Panel, Curve, float], Job] = {}
-    for found in wanted.values():
-        for panel in found:
-            for curve in panel.curves:
-                plain = experiment(panel, curve, scale, "paper", choices.TUNING_SEED)
-                base = choices.FEDAVG_LR[panel.data]
-                for factor in choices.GRID:
-                    lr = float(f"{base * factor * (choices.ADAM_FACTOR if plain.local.optimizer == 'adam' else 1):.6g}")
-                    grid[panel, curve, lr] = job(with_rate(plain, lr))
-    histories = run_all(
-        list({one.name: one for one in grid.values()}.values()),
+    """Each curve's best rate, looked for around the paper's for FedAvg, on seeds that are not used again."""
+    curves = [(panel, curve) for found in wanted.values() for panel in found for curve in panel.curves]
+    best = best_rates(
+        {(panel, curve): rate(panel, FEDAVG, "paper") for panel, curve in curves},
+        lambda key, lr, seed: job(with_rate(experiment(*key, scale, "paper", seed), lr)),
         out / "runs",
         workers,
-        lambda done, total: progress("tuning", done, total),
+        progress,
     )
-    best: dict[tuple[Panel, Curve], tuple[float, float]] = {}
-    for (panel, curve, lr), one in grid.items():
-        lines = histories[one.name]
-        loss = float("inf") if isinstance(lines, Diverged) else lines[-1]["train_loss"]
-        best[panel, curve] = min(best.get((panel, curve), (float("inf"), lr)), (loss, lr))
-    return {key: lr for key, (_, lr) in best.items()}
+    return {key: found.lr for key, found in best.items()}
 
 
 def whole(lines: list[Line] | Diverged, folder: Path, curve: Curve, say: Callable[[str], None]) -> list[Line]:
