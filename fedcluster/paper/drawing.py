@@ -12,14 +12,19 @@ from fedcluster.record import Line
 
 AXES = ("rounds", "aggregations", "updates", "bytes")
 QUANTITIES = {"train_loss": ("training loss", 1.0), "test_accuracy": ("test accuracy (%)", 100.0)}
-# one family of blues for FedCluster, told apart by line style as well; the same colours as everywhere
-SHADES = {0: ("#0072B2", "-"), 1: ("#56B4E9", "--"), 2: ("#003F63", ":")}
+# FedCluster with ten random clusters has one blue everywhere; its variants have other blues and lines
+BLUES = {
+    "M = 5": {"color": "#56B4E9", "ls": "--"},
+    "M = 20": {"color": "#003F63", "ls": ":"},
+    "ρ_cluster = 0.5": {"color": "#56B4E9", "ls": "--"},
+    "ρ_cluster = 0.9": {"color": "#003F63", "ls": ":"},
+}
 
 
-def style(curve: Curve, position: int) -> dict[str, Any]:
-    if curve.method == "fedcluster":
-        colour, dashes = SHADES[position]
-        return {"color": colour, "ls": dashes}
+def style(curve: Curve) -> dict[str, Any]:
+    variant = curve.label.partition(", ")[2]
+    if variant in BLUES:
+        return BLUES[variant]
     if curve.method == "control":
         return {"color": "#CC79A7", "ls": "--"}
     return {"color": COLOURS[curve.method], "ls": "-"}
@@ -73,15 +78,13 @@ def mathematical(text: str) -> str:
 
 def draw_panel(ax: Any, panel: Panel, runs: dict[tuple[Panel, Curve], list[list[Line]]], x: str, quantity: str) -> None:
     _, scale = QUANTITIES[quantity]
-    position = 0
     for curve in panel.curves:
         if curve.method == "centralized" and x != "rounds":
             continue  # nothing travels
         lines = runs[panel, curve]
         places = np.array([X[x][1](line) for line in lines[0]], np.float64)
         values = np.array([[line[quantity] for line in one] for one in lines]) * scale
-        look = style(curve, position)
-        position += curve.method == "fedcluster"
+        look = style(curve)
         ax.plot(places, values.mean(axis=0), label=curve.label, lw=1.6, **look)
         if len(lines) > 1:
             ax.fill_between(places, values.min(axis=0), values.max(axis=0), color=look["color"], alpha=0.18, lw=0)
