@@ -196,7 +196,7 @@ def reproduce(
                 lambda text: typer.echo(text, err=True),
             )
         rows = [[v.claim, v.verdict, *v.lower()] for v in verdicts]
-        report.show(report.ruled(["claim", "verdict", "loss lower by", "95 % interval"], rows, left=2))
+        report.show(report.ruled(["claim", "verdict", "lower by", "95 % interval"], rows, left=2))
         typer.echo(f"pictures, data and verdicts: {out}/")
 
 

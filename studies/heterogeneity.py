@@ -17,7 +17,7 @@ import argparse
 import csv
 import json
 import math
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,7 +32,7 @@ from fedcluster.errors import Diverged
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
 from fedcluster.jobs import Job
-from fedcluster.paper.claims import interval
+from fedcluster.paper.claims import interval, rounds_to
 from fedcluster.plots import canvas, save
 from fedcluster.prepare import beginner
 from fedcluster.sketches import COPIES, estimated
@@ -100,14 +100,6 @@ def heterogeneity(cell: Cell, seed: int, quick: bool, runs: Path, display: Displ
     runs.mkdir(parents=True, exist_ok=True)
     write_atomically(kept, json.dumps(found))
     return found
-
-
-def rounds_to(losses: list[float], target: float) -> float:
-    """When the training loss first comes down to the target, interpolated between rounds."""
-    for done, (before, after) in enumerate(pairwise(losses)):
-        if after <= target:
-            return done + (before - target) / (before - after) if before > target else float(done)
-    return math.inf
 
 
 def measure(cell: Cell, seeds: tuple[int, ...], quick: bool, runs: Path, display: Display) -> list[Row]:

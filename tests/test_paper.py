@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from fedcluster.paper import choices, table
-from fedcluster.paper.claims import all_of, comparable, fair, interval, judge, larger
+from fedcluster.paper.claims import all_of, comparable, fair, interval, judge, larger, rounds_saved, rounds_to
 from fedcluster.paper.figures import CONTROL, FEDAVG, FEDCLUSTER, FIGURES, experiment, panels
 from fedcluster.paper.reproduce import job, whole
 from fedcluster.prepare import prepare
@@ -103,6 +103,15 @@ def test_people_are_told_how_much_lower_the_loss_is() -> None:
     halved = larger("fig2", "a claim", [np.log(2), np.log(2)])
     assert halved.lower() == ("+50.0 %", "+50.0 to +50.0")
     assert larger("fig2", "a claim", [-np.log(1.25)]).lower() == ("-25.0 %", "-")
+
+
+def test_rounds_to_the_same_loss() -> None:
+    fast, slow, worse = history(4.0, 2.0, 1.0, 0.5), history(4.0, 3.0, 2.0, 1.0), history(4.0, 5.0, 6.0, 7.0)
+    assert rounds_saved(fast, slow) == pytest.approx(np.log(3 / 2))
+    assert rounds_saved(slow, fast) == pytest.approx(-np.log(3 / 2))
+    assert rounds_saved(fast, fast) == rounds_saved(worse, worse) == rounds_saved(fast, worse) == 0.0
+    assert rounds_to([4.0, 3.0, 1.0], 2.0) == pytest.approx(1.5)
+    assert rounds_to([4.0, 3.0, 1.0], 0.5) == np.inf
 
 
 def test_a_claim_about_all_fails_with_one() -> None:

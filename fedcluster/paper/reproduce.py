@@ -194,14 +194,18 @@ def seconds_a_round(described: Experiment) -> float:
         return each * setup.schedule.cohort_size() + time.perf_counter() - began
 
 
+EXPLAINED = """Lower by: the training loss of what the claim favours, on (geometric) average over the rounds (or the
+rounds to the same loss, where the claim says so), with Student's 95 % interval over paired seeds.
+"""
+
+
 def markdown(verdicts: list[Verdict], questions: list[Verdict], how: str) -> str:
     """The claims and what the runs say of them, as a table."""
-    lines = [f"# Verdicts\n\n{how}. How much lower the training loss is of what the claim favours, on (geometric)"]
-    lines.append("average over the rounds, with Student's 95 % interval over paired seeds.\n")
+    lines = [f"# Verdicts\n\n{how}.\n{EXPLAINED}"]
     for title, found in (("The paper's claims", verdicts), ("Our own questions", questions)):
         lines += [
             f"## {title}\n",
-            "| figure | claim | verdict | loss lower by | 95 % interval |",
+            "| figure | claim | verdict | lower by | 95 % interval |",
             "| --- | --- | --- | ---: | ---: |",
         ]
         for v in found:
