@@ -159,7 +159,7 @@ def test_optimizers_and_clusters_are_judged_the_right_way(turned: bool, verdict:
             runs = [history(3.0, *[(1 / loss if turned else loss) * noise] * 2) for noise in (1.0, 1.001, 0.999)]
             histories[panel.data, f"{panel.figure} {panel.title}", curve.label] = runs
     verdicts = judge(histories)
-    assert len(verdicts) == 14 + 11 + 14
+    assert len(verdicts) == 14 + 6 + 14
     like = [v for v in verdicts if "comparable" in v.claim]
     assert [v.verdict for v in like] == ["reproduced"]  # 0.95 is as near to 1 from below as from above
     assert {v.verdict for v in verdicts if v not in like} == {verdict}
