@@ -61,7 +61,7 @@ def run(
     ] = False,
 ) -> None:
     """Train one experiment."""
-    with plainly():
+    with plainly("--resume"):
         from fedcluster.experiment import load
 
         described = load(experiment, o)
@@ -112,7 +112,7 @@ def compare(
     resume: Resume = False,
 ) -> None:
     """Train by several methods on the same fleet, start and budget."""
-    with plainly():
+    with plainly("--resume"):
         from fedcluster import report
         from fedcluster.experiment import load
 
@@ -176,7 +176,7 @@ def reproduce(
     ] = None,
 ) -> None:
     """Reproduce a figure of the paper, and judge its claims."""
-    with plainly():
+    with plainly("the same command"):
         from fedcluster import report
         from fedcluster.paper.figures import FIGURES
         from fedcluster.paper.reproduce import reproduce as run_figures

@@ -24,7 +24,7 @@ def serve(
     deadline: Annotated[float, typer.Option(min=1, help="Seconds that a cohort has for its turn.")] = 600.0,
 ) -> None:
     """Train one experiment on devices elsewhere, which join."""
-    with plainly():
+    with plainly("--resume"):
         need_flower()
         from fedcluster.experiment import load
 

@@ -34,7 +34,9 @@ class Job:
 def run_all(
     jobs: list[Job], out: Path, workers: int, progress: Callable[[int, int], None]
 ) -> dict[str, list[Line] | Diverged]:
-    """Every job's curve from its start, or how it diverged. Finished runs in the folder are not run again."""
+    """Every job's curve from its start, or how it diverged. What has the same name is run once, and what is finished in
+    the folder not again."""
+    jobs = list({job.name: job for job in jobs}.values())
     total = sum(job.experiment.rounds for job in jobs)
     results: dict[str, list[Line] | Diverged] = {}
     if workers < 2:

@@ -23,8 +23,9 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on where an earlier r
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """What a person can cause ends in one sentence and an exit code, not in a traceback."""
+def plainly(goes_on: str | None = None) -> Iterator[None]:
+    """What a person can cause ends in one sentence and an exit code, not in a traceback. Interrupted, it says what
+    goes on."""
     try:
         yield
     except FedClusterError as error:
@@ -37,7 +38,8 @@ def plainly() -> Iterator[None]:
         typer.echo(f"fedcluster: {error.filename or 'file system'}: {error.strerror or error}", err=True)
         raise typer.Exit(5) from None
     except KeyboardInterrupt:
-        typer.echo("fedcluster: interrupted; what is written is whole, and --resume goes on from it", err=True)
+        then = f", and {goes_on} goes on from it" if goes_on else ""
+        typer.echo(f"fedcluster: interrupted; what is written is whole{then}", err=True)
         raise typer.Exit(130) from None
 
 

@@ -41,7 +41,7 @@ def best_rates(
         turn += 1
         jobs = {(key, step): [job(key, rate(around[key], step), seed) for seed in TUNING_SEEDS] for key, step in wanted}
         histories = run_all(
-            list({one.name: one for runs in jobs.values() for one in runs}.values()),
+            [one for runs in jobs.values() for one in runs],
             out,
             workers,
             lambda done, total, turn=turn: progress(f"{stage}, pass {turn}", done, total),  # type: ignore[misc]

@@ -24,13 +24,13 @@ from fedcluster.errors import Diverged
 from fedcluster.experiment import ALGORITHMS, Experiment
 from fedcluster.jobs import Job
 from fedcluster.plots import canvas, save
+from fedcluster.tuning import best, missing, rate
 from fedcluster.workers import cores
 
 ROOT = Path(__file__).parent.parent
 ROUNDS, SEEDS, TUNING_SEED = 20, (0, 1, 2), 1_000_003
 COUNTS, RHOS = (1, 10), (0.1, 0.5, 0.9)
-LADDER = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-GRID = LADDER[3:6]  # where the search begins; a best rate at its edge makes it go on
+AROUND = 0.1  # the rate that the search begins at
 SERVER_LR = {"avgm": 1.0, "adagrad": 0.03, "adam": 0.03, "yogi": 0.03}
 ROWS: dict[str, dict[str, Any]] = {name: {"local.algorithm": name} for name in ALGORITHMS} | {
     f"server {name}": {"server.optimizer": name, "server.lr": lr} for name, lr in SERVER_LR.items()
@@ -78,22 +78,17 @@ def losses(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, tuple[floa
 
 
 def tune(cells: list[Cell], runs: Path, stage: str) -> dict[Cell, float]:
-    """Each cell's best rate, with a worse one on either side of it."""
-    found: dict[tuple[Cell, float], tuple[float, float]] = {}
-    wanted = list(product(cells, GRID))
-    best: dict[Cell, float] = {}
-    while wanted:
-        jobs = {(cell, lr): Job(label(cell, lr, TUNING_SEED), experiment(cell, lr, TUNING_SEED)) for cell, lr in wanted}
-        found |= losses(jobs, runs, stage)
-        wanted = []
-        for cell in cells:
-            tried = [lr for lr in LADDER if (cell, lr) in found]
-            best[cell] = min(tried, key=lambda lr: found[cell, lr][0])
-            place = LADDER.index(best[cell])
-            beyond = place + 1 if best[cell] == tried[-1] else place - 1 if best[cell] == tried[0] else None
-            if beyond is not None and 0 <= beyond < len(LADDER):
-                wanted.append((cell, LADDER[beyond]))
-    return best
+    """Each cell's best rate, with a worse one on either side of it; on one seed, which is not used again."""
+    found: dict[Cell, dict[int, float]] = {cell: {} for cell in cells}
+    while wanted := [(cell, step) for cell, tried in found.items() for step in missing(tried)]:
+        jobs = {
+            (cell, step): Job(label(cell, lr, TUNING_SEED), experiment(cell, lr, TUNING_SEED))
+            for cell, step in wanted
+            for lr in [rate(AROUND, step)]
+        }
+        for (cell, step), (loss, _) in losses(jobs, runs, stage).items():
+            found[cell][step] = loss
+    return {cell: rate(AROUND, best(tried)) for cell, tried in found.items()}
 
 
 def main() -> None:
@@ -107,16 +102,16 @@ def main() -> None:
     rows = []
     for name in names:  # one at a time, so that what is done is done
         mine = [cell for cell in cells if cell[0] == name]
-        best = tune(mine, arguments.runs, f"{name}: tuning")
+        rates = tune(mine, arguments.runs, f"{name}: tuning")
         final = {
-            (cell, seed): Job(label(cell, best[cell], seed), experiment(cell, best[cell], seed))
+            (cell, seed): Job(label(cell, rates[cell], seed), experiment(cell, rates[cell], seed))
             for cell, seed in product(mine, SEEDS)
         }
         found = losses(final, arguments.runs, f"{name}: measuring")
         for cell in mine:
             for seed in SEEDS:
                 loss, accuracy = found[cell, seed]
-                rows.append([*cell, best[cell], seed, round(loss, 6), round(accuracy, 4)])
+                rows.append([*cell, rates[cell], seed, round(loss, 6), round(accuracy, 4)])
     arguments.out.mkdir(parents=True, exist_ok=True)
     with (arguments.out / "results.csv").open("w", newline="") as file:
         writer = csv.writer(file)

@@ -110,19 +110,19 @@ def mean_over(panels: Sequence[list[float]]) -> list[float]:
 
 NAMES = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
 AVG, CLUSTER, CONTROL = "FedAvg", "FedCluster", "small cohorts, no clusters"
+FIVE, TEN, TWENTY = (f"FedCluster, M = {m}" for m in (5, 10, 20))
 
 
 def judge(histories: Histories) -> list[Verdict]:
     """Every claim that the runs at hand can speak to."""
-    by_figure: dict[str, Callable[[Histories], list[Verdict]]] = {
-        "fig2": lambda h: heterogeneity(h, "fig2", "cifar10"),
-        "fig3": lambda h: heterogeneity(h, "fig3", "mnist"),
-        "fig4": optimizers,
-        "fig5": numbers_of_clusters,
-        "fig6": clusters_heterogeneity,
-    }
-    found = [verdict for figure in by_figure.values() for verdict in figure(histories)]
-    return found + complexity(histories, "the advantage over FedAvg is larger on CIFAR-10 than on MNIST")
+    return [
+        *beside(histories, "fig2", "cifar10", "at every ρ_device"),
+        *beside(histories, "fig3", "mnist", "at every ρ_device"),
+        *optimizers(histories),
+        *numbers_of_clusters(histories),
+        *clusters_heterogeneity(histories),
+        *complexity(histories, "the advantage over FedAvg is larger on CIFAR-10 than on MNIST"),
+    ]
 
 
 def faster(
@@ -138,9 +138,9 @@ def of(histories: Histories, figure: str, data: str) -> list[str]:
     return list(dict.fromkeys(panel for d, panel, _ in histories if d == data and panel.startswith(f"{figure} ")))
 
 
-def beside(histories: Histories, figure: str, data: str) -> list[Verdict]:
-    """Panel by panel, FedCluster against FedAvg."""
-    return [
+def beside(histories: Histories, figure: str, data: str, everywhere: str) -> list[Verdict]:
+    """FedCluster against FedAvg in each panel that there is, and in all of them."""
+    each = [
         larger(
             figure,
             f"{NAMES[data]}, {panel.partition(' ')[2]}: FedCluster is faster than FedAvg",
@@ -148,23 +148,11 @@ def beside(histories: Histories, figure: str, data: str) -> list[Verdict]:
         )
         for panel in of(histories, figure, data)
     ]
-
-
-def heterogeneity(histories: Histories, figure: str, data: str) -> list[Verdict]:
-    each = beside(histories, figure, data)
-    return each and [*each, all_of(figure, f"{NAMES[data]}: FedCluster is faster at every ρ_device", each)]
+    return each and [*each, all_of(figure, f"{NAMES[data]}: FedCluster is faster {everywhere}", each)]
 
 
 def optimizers(histories: Histories) -> list[Verdict]:
-    found = []
-    for data, name in NAMES.items():
-        each = beside(histories, "fig4", data)
-        if each:
-            found += [*each, all_of("fig4", f"{name}: FedCluster is faster with every local optimizer", each)]
-    return found
-
-
-FIVE, TEN, TWENTY = (f"FedCluster, M = {m}" for m in (5, 10, 20))
+    return [verdict for data in NAMES for verdict in beside(histories, "fig4", data, "with every local optimizer")]
 
 
 def numbers_of_clusters(histories: Histories) -> list[Verdict]:

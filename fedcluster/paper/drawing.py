@@ -13,12 +13,8 @@ from fedcluster.record import Line
 AXES = ("rounds", "aggregations", "updates", "bytes")
 QUANTITIES = {"train_loss": ("training loss", 1.0), "test_accuracy": ("test accuracy (%)", 100.0)}
 # FedCluster with ten random clusters has one blue everywhere; its variants have other blues and lines
-BLUES = {
-    "M = 5": {"color": "#56B4E9", "ls": "--"},
-    "M = 20": {"color": "#003F63", "ls": ":"},
-    "ρ_cluster = 0.5": {"color": "#56B4E9", "ls": "--"},
-    "ρ_cluster = 0.9": {"color": "#003F63", "ls": ":"},
-}
+LIGHT, DARK = {"color": "#56B4E9", "ls": "--"}, {"color": "#003F63", "ls": ":"}
+BLUES = {"M = 5": LIGHT, "M = 20": DARK, "ρ_cluster = 0.5": LIGHT, "ρ_cluster = 0.9": DARK}
 
 
 def style(curve: Curve) -> dict[str, Any]:

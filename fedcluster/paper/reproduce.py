@@ -82,7 +82,7 @@ def reproduce(
         runs: Runs = {}
         mine = {key: one for key, one in jobs.items() if key[0].figure == figure}
         histories = run_all(
-            list({one.name: one for one in mine.values()}.values()),
+            list(mine.values()),
             out / "runs",
             workers,
             lambda done, total, figure=figure: progress(figure, done, total),  # type: ignore[misc]
