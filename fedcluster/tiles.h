@@ -163,8 +163,7 @@ INLINE void flip_tile(const float *from, int from_row, float *to, int to_row) {
     }
 }
 
-/* to[columns][to_row] = the transpose of from[rows][from_row] */
-static void flip(const float *from, int from_row, int rows, int columns, float *to, int to_row) {
+static void flip_strip(const float *from, int from_row, int rows, int columns, float *to, int to_row) {
     int r = 0;
     for (; r + LANES <= rows; r += LANES) {
         const float *row = from + (size_t)r * from_row;
@@ -175,4 +174,12 @@ static void flip(const float *from, int from_row, int rows, int columns, float *
     }
     for (; r < rows; r++)
         for (int c = 0; c < columns; c++) to[(size_t)c * to_row + r] = from[(size_t)r * from_row + c];
+}
+
+/* to[columns][to_row] = the transpose of from[rows][from_row], a cache line wide at a time: rows that are a power of
+   two apart compete for the same places in the cache, and of more of them the lines would be gone half written */
+static void flip(const float *from, int from_row, int rows, int columns, float *to, int to_row) {
+    enum { WIDE = 2 * LANES };
+    for (int c = 0; c < columns; c += WIDE)
+        flip_strip(from + c, from_row, rows, columns - c < WIDE ? columns - c : WIDE, to + (size_t)c * to_row, to_row);
 }

@@ -3,49 +3,71 @@
     FEDCLUSTER_DATA=... .venv/bin/python studies/alexnet.py        two hours of two cores
 
 FedAvg and FedCluster at rho_device 0.9 and the paper's learning rates, on CIFAR-10 and on MNIST, one seed: an hour for
-each data set, its two runs side by side. Interrupted, it goes on where it stopped. Writes docs/reproduction/alexnet.csv
-and alexnet.png.
+each data set, its two runs side by side. Interrupted, or given more --minutes, it goes on where it stopped. Writes
+docs/reproduction/alexnet.csv and alexnet.png.
 """
 
 import argparse
+import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from running import run
 
-from fedcluster.allocator import keep_memory
-from fedcluster.errors import Diverged
 from fedcluster.files import write_atomically
+from fedcluster.jobs import Job
 from fedcluster.paper import drawing, table
-from fedcluster.paper.figures import FEDAVG, FEDCLUSTER, experiment, panels, rate
+from fedcluster.paper.figures import FEDAVG, FEDCLUSTER, Curve, Panel, experiment, panels, rate
 from fedcluster.paper.reproduce import job
-from fedcluster.workers import cores
+from fedcluster.record import Line, read_lines
 
 ROOT = Path(__file__).parent.parent
 CURVES = (FEDAVG, FEDCLUSTER)
 
 
+class TimeIsUp(Exception):
+    pass
+
+
+def train(jobs: dict[Curve, Job], runs: Path, stage: str, minutes: float) -> dict[Curve, list[Line]]:
+    """Side by side until one of them, all its sessions together, has had its time: the curves as far as they got."""
+    folders = {curve: runs / one.name for curve, one in jobs.items()}
+
+    def look_at_the_clock() -> None:
+        for folder in folders.values():
+            if any(line["elapsed"] >= 60 * minutes for line in read_lines(folder / "metrics.jsonl")):
+                raise TimeIsUp
+
+    with suppress(TimeIsUp):
+        look_at_the_clock()
+        run(jobs, runs, stage, len(jobs), look_at_the_clock)
+    return {
+        curve: [
+            {"round": 0, **json.loads((folder / "run.json").read_bytes())["start"]},
+            *read_lines(folder / "metrics.jsonl"),
+        ]
+        for curve, folder in folders.items()
+    }
+
+
 def main() -> None:
-    keep_memory()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "alexnet")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "reproduction")
-    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=60, help="for each data set")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    done, runs = [], {}
+    done: list[Panel] = []
+    curves: table.Runs = {}
     for panel in [panels(figure, "paper")[-1] for figure in ("fig2", "fig3")]:
-        jobs = {
-            curve: job(experiment(panel, curve, "paper", "paper", 0).with_(rounds=arguments.rounds)) for curve in CURVES
-        }
+        jobs = {curve: job(experiment(panel, curve, "paper", "paper", 0)) for curve in CURVES}
         done.append(replace(panel, curves=CURVES))
-        for curve, lines in run(jobs, arguments.runs, panel.data, cores()).items():
-            if isinstance(lines, Diverged):
-                raise SystemExit(f"{curve.label} on {panel.data}: {lines}")
-            runs[done[-1], curve] = [lines]
+        for curve, lines in train(jobs, arguments.runs, panel.data, arguments.minutes).items():
+            curves[done[-1], curve] = [lines]
         title = "The small AlexNet, one seed, the paper's learning rates"
-        drawing.draw(done, runs, "rounds", title, arguments.out / "alexnet.png")
-        text = table.written(done, runs, lambda panel, curve: rate(panel, curve, "paper"))
+        drawing.draw(done, curves, "rounds", title, arguments.out / "alexnet.png")
+        text = table.written(done, curves, lambda panel, curve: rate(panel, curve, "paper"))
         write_atomically(arguments.out / "alexnet.csv", text)
 
 
