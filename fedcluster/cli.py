@@ -168,7 +168,7 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help="quick: MNIST, 20 minutes; standard: both data sets, hours; paper: for a GPU.")
     ] = "quick",
-    seeds: Annotated[int | None, typer.Option(help="How many. Default: the scale's.", show_default=False)] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Their number; default: the scale's.")] = None,
     lr: Annotated[str, typer.Option(help="Learning rates: paper, equal, or tuned, each curve at its best.")] = "paper",
     x: Annotated[str, typer.Option(help="What to draw over: rounds, aggregations, updates or bytes.")] = "rounds",
     out: Annotated[

@@ -199,6 +199,10 @@ def test_from_one_command(small_mnist: None, here: Any, tmp_path: Path) -> None:
     verdicts = json.loads((out / "verdicts.json").read_text())
     assert len(verdicts["claims"]) == 7
     assert (out / "fig6.png").stat().st_size > 20_000
+    beside = (out / "choices.md").read_text()
+    assert "Rounds: 2 on MNIST." in beside
+    assert "Seeds: 0, 1." in beside
+    assert "FedAvg's divided by M" in beside
     code, again, err = here("reproduce", "fig6", "--out", out, "--x", "bytes")
     assert "0 runs to do" in err
     assert again == said
@@ -268,6 +272,7 @@ def test_tuned_and_left_out(small_mnist: None, here: Any, tmp_path: Path) -> Non
         for tried, seed in product((step - 1, step, step + 1), TUNING_SEEDS):  # a worse rate on either side
             tuning = experiment(panel, curve, "quick", "paper", seed).with_(**{"local.lr": rate(0.05, tried)})
             assert (tmp_path / "out" / "runs" / job(tuning).name).exists()
+    assert "Every curve has its own best" in (tmp_path / "out" / "choices.md").read_text()
     code, _, err = here("reproduce", "fig2", "--out", tmp_path / "other")
     assert "fig2 is on CIFAR-10, which scale quick leaves out" in err
 
@@ -276,6 +281,9 @@ def test_bad_words_are_named(here: Any) -> None:
     code, _, err = here("reproduce", "fig9")
     assert code == 2
     assert "figures are fig2, fig3" in err
+    code, _, err = here("reproduce", "fig3", "--seeds", 0)
+    assert code == 2
+    assert "0 is not in the range x>=1" in err
 
 
 def test_a_run_that_diverged_stands_where_it_began(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from math import exp, inf, log, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
+from fedcluster.paper.choices import NAMES
 from fedcluster.record import Line
 
 REPRODUCED, FAILED, UNDECIDED = "reproduced", "not reproduced", "undecided"
@@ -108,7 +109,6 @@ def mean_over(panels: Sequence[list[float]]) -> list[float]:
     return [fmean(effects) for effects in zip(*panels, strict=True)]
 
 
-NAMES = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
 AVG, CLUSTER, CONTROL = "FedAvg", "FedCluster", "small cohorts, no clusters"
 FIVE, TEN, TWENTY = (f"FedCluster, M = {m}" for m in (5, 10, 20))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcluster.paper.choices import NAMES
 from fedcluster.paper.figures import Curve, Panel
 from fedcluster.plots import COLOURS, X, log_scale, save
 from fedcluster.record import Line
@@ -41,9 +42,8 @@ def draw(
         for row, quantity in enumerate(quantities):
             ax = axes[number // columns * len(quantities) + row][number % columns]
             draw_panel(ax, panel, runs, x, quantity)
-            name = "CIFAR-10" if panel.data == "cifar10" else "MNIST"
             if row == 0:
-                ax.set_title(f"{name}, {mathematical(panel.title)}", fontsize=9)
+                ax.set_title(f"{NAMES[panel.data]}, {mathematical(panel.title)}", fontsize=9)
             if number % columns == 0:
                 ax.set_ylabel(QUANTITIES[quantity][0], fontsize=9)
             if row == len(quantities) - 1 and number // columns == across - 1:

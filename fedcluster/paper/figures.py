@@ -8,7 +8,6 @@ from fedcluster.experiment import Experiment
 from fedcluster.paper.choices import ADAM_FACTOR, CENTRALIZED_LR, FEDAVG_LR, SCALES
 
 FIGURES = ("fig2", "fig3", "fig4", "fig5", "fig6")
-RATES = ("paper", "equal", "tuned")
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "momentum": {"local.optimizer": "momentum", "local.momentum": 0.5},
     "Adam": {"local.optimizer": "adam"},

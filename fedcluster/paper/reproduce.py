@@ -14,7 +14,7 @@ from fedcluster.files import write_atomically
 from fedcluster.jobs import Job, Progress, run_all
 from fedcluster.paper import choices, drawing, table
 from fedcluster.paper.claims import Histories, Verdict, fair, judge
-from fedcluster.paper.figures import FEDAVG, FIGURES, RATES, TITLES, Curve, Panel, experiment, panels, rate
+from fedcluster.paper.figures import FEDAVG, FIGURES, TITLES, Curve, Panel, experiment, panels, rate
 from fedcluster.paper.table import Runs
 from fedcluster.prepare import prepare
 from fedcluster.record import Line, read_lines
@@ -30,14 +30,9 @@ class Settings(NamedTuple):
     seeds: int
 
     def __str__(self) -> str:
-        said = {
-            "paper": "learning rates of the paper",
-            "equal": "equal learning rates",
-            "tuned": "each at its best rate",
-        }
         model = choices.SCALES[self.scale].model
-        name = {"mlp": "MLP", "cnn": "CNN", "alexnet": "small AlexNet"}.get(model, model)
-        return f"{name}, {self.seeds} seed{'s' * (self.seeds > 1)} (band: lowest to highest), {said[self.lr]}"
+        seeds = f"{self.seeds} seed{'s' * (self.seeds > 1)} (band: lowest to highest)"
+        return f"{choices.MODELS.get(model, model)}, {seeds}, {choices.RATES[self.lr]}"
 
 
 def reproduce(
@@ -53,11 +48,11 @@ def reproduce(
 ) -> list[Verdict]:
     """Run what the figures need, draw each as soon as it is done, and judge the claims by all figures that `out` has.
     A run that several figures share is run once; what is finished in `out` is not run again."""
-    unknown = [name for name in figures if name not in FIGURES]
-    if unknown or scale not in choices.SCALES or rates not in RATES or x not in drawing.AXES or (seeds or 1) < 1:
+    known = scale in choices.SCALES and rates in choices.RATES and x in drawing.AXES and set(figures) <= set(FIGURES)
+    if not known:
         raise BadExperiment(
             f"cannot reproduce {', '.join(figures)} at scale {scale}, rates {rates}, over {x}: figures are "
-            f"{', '.join(FIGURES)} or all, scales {', '.join(choices.SCALES)}, rates {', '.join(RATES)}, "
+            f"{', '.join(FIGURES)} or all, scales {', '.join(choices.SCALES)}, rates {', '.join(choices.RATES)}, "
             f"axes {', '.join(drawing.AXES)}"
         )
     seeds = seeds or choices.SCALES[scale].seeds
@@ -124,6 +119,7 @@ def write_verdicts(out: Path, settings: Settings) -> list[Verdict]:
     record = settings._asdict() | parts
     write_atomically(out / "verdicts.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     write_atomically(out / "verdicts.md", markdown(claims, questions, str(settings)))
+    write_atomically(out / "choices.md", choices.unsaid(*settings))
     return claims + questions
 
 
