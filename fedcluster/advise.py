@@ -15,12 +15,12 @@ from typing import Any
 from fedcluster import clusters as clusterings
 from fedcluster import heterogeneity
 from fedcluster.analyze import cohort_sizes, largest_square
-from fedcluster.display import Display
+from fedcluster.display import Display, Progress
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Clusters as Options
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
-from fedcluster.jobs import Job, Progress
+from fedcluster.jobs import Job
 from fedcluster.learner import Learner
 from fedcluster.plots import canvas, save
 from fedcluster.prepare import Setup, prepare

@@ -9,7 +9,7 @@ import typer
 import fedcluster
 from fedcluster import federation
 from fedcluster.allocator import keep_memory
-from fedcluster.shell import ExperimentFile, Out, Overrides, Resume, plainly, stages
+from fedcluster.shell import ExperimentFile, Out, Overrides, Resume, plainly
 
 app = typer.Typer(
     add_completion=False,
@@ -118,6 +118,7 @@ def compare(
 
         described = load(experiment or Path(__file__).with_name("demo.toml"), o)
         from fedcluster import comparison
+        from fedcluster.display import stages
         from fedcluster.folder import fresh
         from fedcluster.workers import cores
 
@@ -178,6 +179,7 @@ def reproduce(
     """Reproduce a figure of the paper, and judge its claims."""
     with plainly("the same command"):
         from fedcluster import report
+        from fedcluster.display import stages
         from fedcluster.paper.figures import FIGURES
         from fedcluster.paper.reproduce import reproduce as run_figures
         from fedcluster.workers import cores
@@ -283,7 +285,7 @@ def advise(
 
         described = load(experiment, o)
         from fedcluster import advise as advisor
-        from fedcluster.display import Spoken
+        from fedcluster.display import Spoken, stages
         from fedcluster.folder import fresh
         from fedcluster.workers import cores
 

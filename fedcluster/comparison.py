@@ -9,10 +9,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedcluster import clusters, fleet, sources
+from fedcluster.display import Progress
 from fedcluster.errors import BadExperiment, BadRun, Diverged
 from fedcluster.experiment import Experiment, changes, parse, read
 from fedcluster.files import write_atomically
-from fedcluster.jobs import Job, Progress, run_all
+from fedcluster.jobs import Job, run_all
 from fedcluster.plots import LABELS, X, curves
 from fedcluster.record import Line
 from fedcluster.tuning import best_rates

@@ -4,16 +4,22 @@ Progress goes to standard error, results to standard output.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 console = Console(stderr=True, highlight=False)
 
-LOG_EVERY = 10.0  # seconds between log lines where there is no terminal
+LOG_EVERY = 10.0  # seconds between log lines where there is no terminal, at least
+
+Thing = TypeVar("Thing")
+Progress = Callable[[str, int, int], None]
+"""Told the stage, and the rounds done of how many."""
 
 
 class Display:
@@ -49,23 +55,13 @@ class Spoken(Display):
     """Remarks to standard error, what the run is to standard output."""
 
     def say(self, text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
+        say(text)
 
     def announce(self, text: str) -> None:
         print(text, flush=True)
 
-    def track(self, things: Sequence[int], what: str, unit: str) -> Iterator[int]:
-        if console.is_terminal:
-            columns = TextColumn(f"{what}: {{task.completed}} of {{task.total}} {unit}"), BarColumn(bar_width=24)
-            with Progress(*columns, TimeRemainingColumn(compact=True), console=console, transient=True) as progress:
-                yield from progress.track(things)
-            return
-        said = time.monotonic()
-        for done, thing in enumerate(things):
-            if time.monotonic() - said >= LOG_EVERY:
-                said = time.monotonic()
-                self.say(f"{what}: {done} of {len(things)} {unit}")
-            yield thing
+    def track(self, things: Sequence[int], what: str, unit: str) -> Iterable[int]:
+        return tracked(things, what, unit)
 
 
 class Log(Spoken):
@@ -85,7 +81,7 @@ class Live(Spoken):
     """Round, cycle, loss, accuracy, devices a second and the time left, in one line that moves."""
 
     def __init__(self) -> None:
-        self.progress = Progress(
+        self.progress = Bar(
             TextColumn("round {task.fields[round]:>4}/{task.fields[rounds]}"),
             TextColumn("cycle {task.fields[cycle]:>3}/{task.fields[cycles]}"),
             BarColumn(bar_width=24),
@@ -118,6 +114,77 @@ class Live(Spoken):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.progress.stop()
+
+
+def say(text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def tracked(things: Collection[Thing], what: str, unit: str) -> Iterator[Thing]:
+    """The things one by one, saying how many are done."""
+    if console.is_terminal:
+        columns = TextColumn(f"{what}: {{task.completed}} of {{task.total}} {unit}"), BarColumn(bar_width=24)
+        with Bar(*columns, TimeRemainingColumn(compact=True), console=console, transient=True) as progress:
+            yield from progress.track(things)
+        return
+    said = time.monotonic()
+    for done, thing in enumerate(things):
+        if time.monotonic() - said >= LOG_EVERY:
+            said = time.monotonic()
+            say(f"{what}: {done} of {len(things)} {unit}")
+        yield thing
+
+
+@contextmanager
+def stages() -> Iterator[Progress]:
+    """Progress over many runs: a bar for each stage, over all rounds of its runs; lines where there is no terminal."""
+    if not console.is_terminal:
+        yield stages_in_lines()
+        return
+    with Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds,"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("left"),
+        console=console,
+    ) as bar:
+        tasks: dict[str, Any] = {}
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done, total=total)
+
+        yield progress
+
+
+def stages_in_lines() -> Progress:
+    """A line where a stage begins, and one at each twentieth of it with the time left, but not too often."""
+    begun: dict[str, tuple[float, int]] = {}
+    said: dict[str, tuple[float, int]] = {}
+
+    def progress(stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if stage not in begun:
+            begun[stage] = said[stage] = now, done
+            say(f"{stage}: {total - done} rounds to do")
+            return
+        (last, before), (start, first) = said[stage], begun[stage]
+        if now - last >= LOG_EVERY and (done - before) * 20 >= total:
+            said[stage] = now, done
+            left = (now - start) / (done - first) * (total - done)
+            say(f"{stage}: {done} of {total} rounds, {duration(left)} left")
+
+    return progress
+
+
+def duration(seconds: float) -> str:
+    """For people who wonder whether to wait."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def scores(line: dict[str, Any]) -> str:

@@ -19,9 +19,6 @@ from fedcluster.experiment import Experiment
 from fedcluster.record import Line
 from fedcluster.training import run
 
-Progress = Callable[[str, int, int], None]
-"""Told the stage, and the rounds done of how many."""
-
 
 @dataclass(frozen=True)
 class Job:

@@ -175,7 +175,6 @@ def label_names(train: Any, test: Any, label: str) -> list[Any] | None:
 def decode(rows: Any, label: str, names: list[Any] | None, source: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Pictures as bytes [N, channels, height, width]; a table's other numeric columns as features."""
     import datasets
-    from rich.progress import track
 
     y = rows[label][:]
     targets = np.asarray(y if names is None else [names.index(value) for value in y])
@@ -192,11 +191,9 @@ def decode(rows: Any, label: str, names: list[Any] | None, source: Any) -> tuple
     first = np.asarray(rows[0][pictures[0]])
     mode = "RGB" if first.ndim == 3 else "L"
     x = np.empty((len(rows), *first.shape), np.uint8)
-    from fedcluster.display import console
+    from fedcluster.display import tracked
 
-    for i, row in enumerate(
-        track(rows.select_columns(pictures[0]), f"decoding {len(rows):,} pictures", console=console, transient=True)
-    ):
+    for i, row in enumerate(tracked(rows.select_columns(pictures[0]), "decoding", "pictures")):
         picture = np.asarray(row[pictures[0]].convert(mode))
         if picture.shape != first.shape:
             raise BadData(

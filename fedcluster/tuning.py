@@ -6,8 +6,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
+from fedcluster.display import Progress
 from fedcluster.errors import Diverged
-from fedcluster.jobs import Job, Progress, run_all
+from fedcluster.jobs import Job, run_all
 from fedcluster.record import Line
 
 TUNING_SEEDS = (1_000_003, 1_000_004)  # never those of a comparison

@@ -41,7 +41,7 @@ def train(jobs: dict[Curve, Job], runs: Path, stage: str, minutes: float) -> dic
 
     with suppress(TimeIsUp):
         look_at_the_clock()
-        run(jobs, runs, stage, len(jobs), look_at_the_clock)
+        run(jobs, runs, f"{stage}, for {minutes:g} minutes", len(jobs), look_at_the_clock)
     return {
         curve: [
             {"round": 0, **json.loads((folder / "run.json").read_bytes())["start"]},

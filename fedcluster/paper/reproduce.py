@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from fedcluster.display import Display
+from fedcluster.display import Display, Progress, duration
 from fedcluster.errors import BadExperiment, Diverged
 from fedcluster.executor import InProcess
 from fedcluster.experiment import Experiment, parse, read
 from fedcluster.files import write_atomically
-from fedcluster.jobs import Job, Progress, run_all
+from fedcluster.jobs import Job, run_all
 from fedcluster.paper import choices, drawing, table
 from fedcluster.paper.claims import Histories, Verdict, fair, judge
 from fedcluster.paper.figures import FEDAVG, FIGURES, TITLES, Curve, Panel, experiment, panels, rate
@@ -169,9 +169,7 @@ def forecast(jobs: list[Job], out: Path, workers: int) -> str:
         if kind not in cost:
             cost[kind] = seconds_a_round(described.with_(method="fedcluster"))
         seconds += cost[kind] * described.rounds
-    minutes = seconds / workers / 60
-    time_left = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{minutes:.0f} minutes"
-    return f"{len(left)} runs to do, about {time_left} on {workers} process{'es' * (workers > 1)}"
+    return f"{len(left)} runs to do, about {duration(seconds / workers)} on {workers} process{'es' * (workers > 1)}"
 
 
 def seconds_a_round(described: Experiment) -> float:
