@@ -41,7 +41,7 @@ def train(jobs: dict[Curve, Job], runs: Path, stage: str, minutes: float) -> dic
 
     with suppress(TimeIsUp):
         look_at_the_clock()
-        run(jobs, runs, f"{stage}, for {minutes:g} minutes", len(jobs), look_at_the_clock)
+        run(jobs, runs, f"{stage}, to be stopped after {minutes:g} minutes", len(jobs), look_at_the_clock)
     return {
         curve: [
             {"round": 0, **json.loads((folder / "run.json").read_bytes())["start"]},
@@ -65,7 +65,7 @@ def main() -> None:
         done.append(replace(panel, curves=CURVES))
         for curve, lines in train(jobs, arguments.runs, panel.data, arguments.minutes).items():
             curves[done[-1], curve] = [lines]
-        title = "The small AlexNet, one seed, the paper's learning rates"
+        title = "The small AlexNet: one seed, the paper's learning rates"
         drawing.draw(done, curves, "rounds", title, arguments.out / "alexnet.png")
         text = table.written(done, curves, lambda panel, curve: rate(panel, curve, "paper"))
         write_atomically(arguments.out / "alexnet.csv", text)
