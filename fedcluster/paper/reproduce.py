@@ -31,7 +31,7 @@ class Settings(NamedTuple):
 
     def __str__(self) -> str:
         model = choices.SCALES[self.scale].model
-        seeds = f"{self.seeds} seed{'s' * (self.seeds > 1)} (band: lowest to highest)"
+        seeds = f"{self.seeds} seeds (band: lowest to highest)" if self.seeds > 1 else "one seed"
         return f"{choices.MODELS.get(model, model)}, {seeds}, {choices.RATES[self.lr]}"
 
 
