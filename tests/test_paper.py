@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,19 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from fedcluster.paper import choices, table
-from fedcluster.paper.claims import all_of, comparable, fair, interval, judge, larger, rounds_saved, rounds_to
+from fedcluster.paper.claims import (
+    advantage,
+    all_of,
+    comparable,
+    fair,
+    fewer_errors,
+    interval,
+    judge,
+    larger,
+    last_advantage,
+    rounds_saved,
+    rounds_to,
+)
 from fedcluster.paper.figures import CONTROL, FEDAVG, FEDCLUSTER, FIGURES, experiment, panels
 from fedcluster.paper.reproduce import job, whole
 from fedcluster.prepare import prepare
@@ -20,7 +33,8 @@ from tests.test_stacked import Listen
 
 
 def history(*losses: float) -> list[dict[str, Any]]:
-    return [{"round": j, "train_loss": loss} for j, loss in enumerate(losses)]
+    """Curves whose test error is a tenth of the loss."""
+    return [{"round": j, "train_loss": loss, "test_accuracy": 1 - loss / 10} for j, loss in enumerate(losses)]
 
 
 def test_the_papers_rates() -> None:
@@ -120,6 +134,8 @@ def test_a_claim_about_all_fails_with_one() -> None:
     assert all_of("f", "c", [good, open_]).verdict == "undecided"
     assert all_of("f", "c", [good, open_, bad]).verdict == "not reproduced"
     assert all_of("f", "c", [good, bad]).effect == pytest.approx(-1.05)
+    near, far = larger("f", "c", [0.1, 0.11]), larger("f", "c", [9.0, -1.0])
+    assert all_of("f", "c", [near, far]).effect == pytest.approx(4.0)  # of what is undecided, not of what is least
 
 
 def test_the_claims_point_the_right_way() -> None:
@@ -204,7 +220,8 @@ def test_from_one_command(small_mnist: None, here: Any, tmp_path: Path) -> None:
     assert "Seeds: 0, 1." in beside
     assert "FedAvg's divided by M" in beside
     code, again, err = here("reproduce", "fig6", "--out", out, "--x", "bytes")
-    assert "0 runs to do" in err
+    assert "runs to do" not in err
+    assert f"fig6 is drawn from {out}/fig6.csv" in err
     assert again == said
     assert (out / "fig6-bytes.png").stat().st_size > 20_000
 
@@ -217,11 +234,32 @@ def test_the_questions_point_the_right_way() -> None:
             loss = {"fedcluster": 0.25 if "0.9" in panel.title else 0.5, "control": 0.5}.get(curve.method, 1.0)
             runs = [history(3.0, loss * noise, loss) for noise in (1.0, 1.01, 0.99)]
             histories["mnist", f"fig3 {panel.title}", curve.label] = runs
-    cohorts, clusters, grows = fair(histories)
-    assert [v.verdict for v in (cohorts, clusters, grows)] == ["yes"] * 3
+    cohorts, clusters, grows, errors, last = fair(histories)
+    assert [v.verdict for v in (cohorts, clusters, grows, errors, last)] == ["yes"] * 5
     assert cohorts.effect == pytest.approx(np.log(2), abs=0.02)
     assert clusters.effect == pytest.approx(np.log(2) / 4, abs=0.02)
     assert grows.effect == pytest.approx(np.log(2), abs=0.02)
+    assert errors.effect == pytest.approx(np.log(2), abs=0.02)
+    assert last.effect == pytest.approx(np.log(2))
+
+
+def test_an_advantage_can_be_lost_by_the_end() -> None:
+    ours, theirs = history(3.0, 0.5, 0.4, 0.4), history(3.0, 2.0, 1.6, 0.2)
+    assert advantage(ours, theirs) == pytest.approx(np.log(2))
+    assert fewer_errors(ours, theirs) == pytest.approx(np.log(2))
+    assert last_advantage(ours, theirs) == pytest.approx(-np.log(2))
+    histories = {}
+    for panel in panels("fig4", "quick"):
+        for curve in panel.curves:
+            crossing = "Adam" in panel.title and curve.method == "fedcluster"
+            end = {"fedavg": 1.0, "fedcluster": 2.0 if crossing else 0.5}[curve.method]
+            start = 1.0 if curve.method == "fedavg" else 0.1
+            runs = [history(3.0, start * noise, end * noise) for noise in (1.0, 1.01, 0.99)]
+            histories["mnist", f"fig4 {panel.title}", curve.label] = runs
+    assert {v.verdict for v in judge(histories)} == {"reproduced"}
+    [last] = fair(histories)
+    assert last.verdict == "no"
+    assert last.effect == pytest.approx(-np.log(2))
 
 
 def test_figures_are_judged_together(small_mnist: None, here: Any, tmp_path: Path) -> None:
@@ -243,8 +281,27 @@ def test_figures_are_judged_together(small_mnist: None, here: Any, tmp_path: Pat
         assert code != 0
         assert "fig6.csv is damaged" in err
         assert "Traceback" not in err
-    code, again, _ = here("reproduce", "fig6", "--out", out)
+    (out / "fig6.csv").unlink()
+    code, again, err = here("reproduce", "fig6", "--out", out)
+    assert "0 runs to do" in err
     assert again == both
+    assert (out / "fig6.csv").read_text() == whole
+
+
+def test_a_figure_is_drawn_from_its_data_alone(small_mnist: None, here: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _, said, _ = here("reproduce", "fig6", "--out", out)
+    picture = (out / "fig6.png").read_bytes()
+    shutil.rmtree(out / "runs")
+    (out / "fig6.png").unlink()
+    code, again, err = here("reproduce", "fig6", "--out", out)
+    assert (code, again) == (0, said), err
+    assert (out / "fig6.png").read_bytes() == picture
+    assert not (out / "runs").exists()
+    (out / "fig5.csv").write_text((out / "fig6.csv").read_text())
+    code, _, err = here("reproduce", "fig5", "--out", out)
+    assert code != 0
+    assert "fig5.csv has other curves or seeds: delete it, and reproduce fig5 again" in err
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -36,14 +36,17 @@ def draw(
     quantities = list(QUANTITIES) if panels[0].figure in ("fig2", "fig3") else ["train_loss"]
     columns = 3 if panels[0].figure == "fig4" else min(4, len(panels))
     across = -(-len(panels) // columns)
-    figure = Figure(figsize=(2.75 * columns + 0.4, 2.3 * across * len(quantities) + 0.9), layout="constrained", dpi=150)
+    narrow = columns < 4  # then title and legend take more lines
+    width = 0.4 + max(2.05 * columns, 5.5)
+    height = 1.9 * across * len(quantities) + (1.15 if narrow else 0.7)
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=200)
     axes = figure.subplots(across * len(quantities), columns, squeeze=False)
     for number, panel in enumerate(panels):
         for row, quantity in enumerate(quantities):
             ax = axes[number // columns * len(quantities) + row][number % columns]
             draw_panel(ax, panel, runs, x, quantity)
             if row == 0:
-                ax.set_title(f"{NAMES[panel.data]}, {mathematical(panel.title)}", fontsize=9)
+                ax.set_title(mathematical(f"{NAMES[panel.data]}, {panel.title}".replace(", ρ", "\nρ")), fontsize=9)
             if number % columns == 0:
                 ax.set_ylabel(QUANTITIES[quantity][0], fontsize=9)
             if row == len(quantities) - 1 and number // columns == across - 1:
@@ -54,15 +57,8 @@ def draw(
     for ax in axes.flat:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(mathematical(label), handle)
-    narrow = columns < 3
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=2 if narrow else 4,
-        frameon=False,
-        fontsize=9,
-    )
+    ncols = 2 if narrow else 4
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=ncols, frameon=False, fontsize=9)
     figure.suptitle(title.replace(": ", "\n", 1) if narrow else title, fontsize=10)
     save(figure, path)
 

@@ -46,8 +46,9 @@ def reproduce(
     progress: Progress,
     say: Callable[[str], None],
 ) -> list[Verdict]:
-    """Run what the figures need, draw each as soon as it is done, and judge the claims by all figures that `out` has.
-    A run that several figures share is run once; what is finished in `out` is not run again."""
+    """Run what the figures need, draw each as soon as its data are there, and judge the claims by all figures that
+    `out` has. A run that several figures share is run once; what is finished in `out` is not run again, and a figure
+    whose data are there needs no run."""
     known = scale in choices.SCALES and rates in choices.RATES and x in drawing.AXES and set(figures) <= set(FIGURES)
     if not known:
         raise BadExperiment(
@@ -63,37 +64,48 @@ def reproduce(
     for figure in [figure for figure, found in wanted.items() if not found]:
         say(f"{figure} is on CIFAR-10, which scale {scale} leaves out")
         del wanted[figure]
-    best = tune(wanted, scale, out, workers, progress) if rates == "tuned" else {}
+    data = {figure: out / f"{figure}.csv" for figure in wanted}
+    to_run = {figure: found for figure, found in wanted.items() if not data[figure].exists()}
+    best = tune(to_run, scale, out, workers, progress) if rates == "tuned" else {}
     jobs = {
         (panel, curve, seed): job(with_rate(experiment(panel, curve, scale, rates, seed), best.get((panel, curve))))
-        for found in wanted.values()
+        for found in to_run.values()
         for panel in found
         for curve in panel.curves
         for seed in range(seeds)
     }
-    say(forecast(list(jobs.values()), out, workers))
+    if jobs:
+        say(forecast(list(jobs.values()), out, workers))
     verdicts: list[Verdict] = []
     for figure, found in wanted.items():
-        runs: Runs = {}
-        mine = {key: one for key, one in jobs.items() if key[0].figure == figure}
-        histories = run_all(
-            list(mine.values()),
-            out / "runs",
-            workers,
-            lambda done, total, figure=figure: progress(figure, done, total),  # type: ignore[misc]
-        )
-        for panel in found:
-            for curve in panel.curves:
-                names = [mine[panel, curve, seed].name for seed in range(seeds)]
-                runs[panel, curve] = [whole(histories[name], out / "runs" / name, curve, say) for name in names]
+        if figure in to_run:
+            mine = {key: one for key, one in jobs.items() if key[0].figure == figure}
+            write_atomically(data[figure], train(figure, mine, out / "runs", workers, progress, say))
+        else:
+            say(f"{figure} is drawn from {data[figure]}")
+        runs = table.curves(data[figure], found, seeds)
+        verdicts = write_verdicts(out, settings)
         picture = out / (f"{figure}.png" if x == "rounds" else f"{figure}-{x}.png")
         drawing.draw(found, runs, x, f"{TITLES[figure]}: {settings}", picture)
-        write_atomically(
-            out / f"{figure}.csv",
-            table.written(found, runs, lambda panel, curve: jobs[panel, curve, 0].experiment.local.lr),
-        )
-        verdicts = write_verdicts(out, settings)
     return verdicts
+
+
+def train(
+    figure: str,
+    jobs: dict[tuple[Panel, Curve, int], Job],
+    out: Path,
+    workers: int,
+    progress: Progress,
+    say: Callable[[str], None],
+) -> str:
+    """A figure's data, as CSV."""
+    histories = run_all(list(jobs.values()), out, workers, lambda done, total: progress(figure, done, total))
+    runs: Runs = {}
+    for (panel, curve, _), one in jobs.items():
+        lines = whole(histories[one.name], out / one.name, curve, say)
+        runs.setdefault((panel, curve), []).append(lines)
+    panels = list(dict.fromkeys(panel for panel, _ in runs))
+    return table.written(panels, runs, lambda panel, curve: jobs[panel, curve, 0].experiment.local.lr)
 
 
 def check_folder(out: Path, settings: Settings) -> None:
@@ -188,8 +200,9 @@ def seconds_a_round(described: Experiment) -> float:
         return each * setup.schedule.cohort_size() + time.perf_counter() - began
 
 
-EXPLAINED = """Lower by: the training loss of what the claim favours, on (geometric) average over the rounds (or the
-rounds to the same loss, where the claim says so), with Student's 95 % interval over paired seeds.
+EXPLAINED = """Lower by: the training loss of what the claim favours, on (geometric) average over the rounds, or what
+the claim names (test errors, the loss after the last round, the rounds to the same loss); with Student's 95 % interval
+over paired seeds.
 """
 
 

@@ -1,5 +1,5 @@
-"""A figure's data as CSV: every point of every curve. Figures that were made one after the other are judged together
-out of these files."""
+"""A figure's data as CSV: every point of every curve. Figures are drawn and judged out of these files, so that those
+made one after the other are judged together, and a figure without its runs can be drawn anew."""
 
 import csv
 import io
@@ -51,3 +51,14 @@ def read(path: Path) -> Histories:
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise BadData(f"{path} is damaged ({error}): delete it, and reproduce {path.stem} again") from None
     return {key: list(seeds.values()) for key, seeds in found.items()}
+
+
+def curves(path: Path, panels: list[Panel], seeds: int) -> Runs:
+    """The same, as the drawing wants them: just these panels, whole."""
+    found = read(path)
+    names = {
+        (panel.data, f"{panel.figure} {panel.title}", c.label): (panel, c) for panel in panels for c in panel.curves
+    }
+    if found.keys() != names.keys() or any(len(runs) != seeds for runs in found.values()):
+        raise BadData(f"{path} has other curves or seeds: delete it, and reproduce {path.stem} again")
+    return {names[key]: runs for key, runs in found.items()}
