@@ -15,7 +15,8 @@ from rich.progress import Progress as Bar
 
 console = Console(stderr=True, highlight=False)
 
-LOG_EVERY = 10.0  # seconds between log lines where there is no terminal, at least
+LOG_EVERY = 10.0  # seconds between log lines where there is no terminal, at least,
+LOG_WITHIN = 300.0  # and at most, if anything was done
 
 Thing = TypeVar("Thing")
 Progress = Callable[[str, int, int], None]
@@ -161,7 +162,7 @@ def stages() -> Iterator[Progress]:
 
 
 def stages_in_lines() -> Progress:
-    """A line where a stage begins, and one at each twentieth of it with the time left, but not too often."""
+    """A line where a stage begins and one at each twentieth of it, with the time left; neither too often nor rarely."""
     begun: dict[str, tuple[float, int]] = {}
     said: dict[str, tuple[float, int]] = {}
 
@@ -172,7 +173,8 @@ def stages_in_lines() -> Progress:
             say(f"{stage}: {total - done} rounds to do")
             return
         (last, before), (start, first) = said[stage], begun[stage]
-        if now - last >= LOG_EVERY and (done - before) * 20 >= total:
+        wait = LOG_EVERY if (done - before) * 20 >= total else LOG_WITHIN
+        if now - last >= wait and done > before:
             said[stage] = now, done
             left = (now - start) / (done - first) * (total - done)
             say(f"{stage}: {done} of {total} rounds, {duration(left)} left")

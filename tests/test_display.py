@@ -30,6 +30,15 @@ def test_many_runs_in_lines(clock: list[float], said: list[str]) -> None:
     assert len(said) == 1 + 18
 
 
+def test_long_stages_are_heard_of(clock: list[float], said: list[str]) -> None:
+    with stages() as progress:
+        for second in range(3601):  # a round takes 1000 s
+            clock[0] = second
+            progress("paper", second // 1000, 1000)
+    left = [(1, "277.5"), (2, "277.2"), (3, "276.9")]
+    assert said == ["paper: 1000 rounds to do", *(f"paper: {j} of 1000 rounds, {n} hours left" for j, n in left)]
+
+
 def test_short_stages_say_little(clock: list[float], said: list[str]) -> None:
     with stages() as progress:
         for stage in ("tuning", "runs"):
