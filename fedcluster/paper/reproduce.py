@@ -80,7 +80,7 @@ def reproduce(
     for figure, found in wanted.items():
         if figure in to_run:
             mine = {key: one for key, one in jobs.items() if key[0].figure == figure}
-            write_atomically(data[figure], train(figure, mine, out / "runs", workers, progress, say))
+            write_atomically(data[figure], run_figure(figure, mine, out / "runs", workers, progress, say))
         else:
             say(f"{figure} is drawn from {data[figure]}")
         runs = table.curves(data[figure], found, seeds)
@@ -90,7 +90,7 @@ def reproduce(
     return verdicts
 
 
-def train(
+def run_figure(
     figure: str,
     jobs: dict[tuple[Panel, Curve, int], Job],
     out: Path,
@@ -98,7 +98,7 @@ def train(
     progress: Progress,
     say: Callable[[str], None],
 ) -> str:
-    """A figure's data, as CSV."""
+    """The runs of a figure, as its CSV."""
     histories = run_all(list(jobs.values()), out, workers, lambda done, total: progress(figure, done, total))
     runs: Runs = {}
     for (panel, curve, _), one in jobs.items():
