@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench bench-scale bench-plan bench-clusters bench-overhead bench-deploy bench-check clean
+.PHONY: demo test lint format bench bench-scale bench-plan bench-clusters bench-overhead bench-deploy bench-check torture clean
 
 demo: .venv/ready
 	$(BIN)/fedcluster compare
@@ -17,6 +17,10 @@ lint: .venv/ready
 format: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# kills, damage, mutated inputs and hostile clients, about 20 minutes: before every release
+torture: .venv/ready
+	$(BIN)/python -m torture $(ARGS)
 
 # hours of both cores, with nothing else running: see benchmarks/bench.py
 bench: .venv/ready

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedcluster.training import Result as Result
     from fedcluster.training import run as run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 HOME = {
     "Dataset": "dataset",

@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 
 from fedcluster import compiled
+from fedcluster.norms import Norms
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message
 
 ELSEWHERE: Message = {}
 """In place of the message of a device that another rank has trained, and has accepted or refused."""
+UNSENT: Message = {}
+"""In place of the message of a device to which the broadcast could not be sent."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +39,14 @@ class Accepted:
 
 
 def accept(
-    updates: Iterable[Update], cycle: Cycle, form: Message, refuse: Callable[[Update, str], None]
+    updates: Iterable[Update],
+    cycle: Cycle,
+    form: Message,
+    refuse: Callable[[Update, str], None],
+    norms: Norms | None = None,
 ) -> Iterator[Accepted]:
-    """Let through what is finite, of the names, shapes and types of `form`, from a member of this cohort,
-    for this cycle, once. Everything else goes to `refuse` with the reason."""
+    """Let through what is finite, of the names, shapes and types of `form`, within the bounds of `norms`, from a
+    member of this cohort, for this cycle, once. Everything else goes to `refuse` with the reason."""
     shares = cycle.weights / cycle.weights.sum()
     members = dict(zip(cycle.cohort.tolist(), shares.tolist(), strict=True))
     done: set[int] = set()
@@ -47,6 +54,7 @@ def accept(
         if update.message is ELSEWHERE:
             continue
         reason = fault(update, cycle, members, done) or misfit(update.message, form)
+        reason = reason or (norms.fault(update.device, update.message) if norms else unbounded(update.message))
         if reason:
             refuse(update, reason)
             continue
@@ -75,9 +83,12 @@ def misfit(message: Message, form: Message) -> str | None:
         tensor = message[name]
         if not isinstance(tensor, Tensor) or tensor.dtype != expected.dtype or tensor.shape != expected.shape:
             return f"{name}: wrong shape or type"
-        if not finite(tensor):
-            return f"{name}: not finite"
     return None
+
+
+def unbounded(message: Message) -> str | None:
+    """Why this message is refused where nothing bounds it."""
+    return next((f"{name}: not finite" for name, tensor in message.items() if not finite(tensor)), None)
 
 
 def finite(tensor: Tensor) -> bool:

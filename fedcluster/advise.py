@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedcluster import clusters as clusterings
 from fedcluster import heterogeneity
-from fedcluster.analyze import cohort_sizes, largest_square
+from fedcluster.analyze import Cells, sample_remark
 from fedcluster.display import Display, Progress
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Clusters as Options
@@ -22,17 +24,26 @@ from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
 from fedcluster.jobs import Job
 from fedcluster.learner import Learner
+from fedcluster.measures import device_sample, largest_square, mean_loss, measures
 from fedcluster.plots import canvas, save
 from fedcluster.prepare import Setup, prepare
-from fedcluster.sketches import estimated
+from fedcluster.schedule import cohort_sizes, taking_part
 from fedcluster.smoothness import smoothness
 from fedcluster.survey import Survey, survey
-from fedcluster.theory import Constants
+from fedcluster.theory import Constants, Range
+from fedcluster.training import repeatable
 from fedcluster.tuning import best_rates
 
 MOST = 12  # values of M that are looked at
 BEST = 3  # of them that are tried by pilots
 PILOT_ROUNDS = 10
+LARGE = 20_000  # devices, of which balanced and similar clusters are not looked for unasked
+OTHERS: dict[str, dict[str, str]] = {
+    "random": {"method": "random"},
+    "balanced, by labels": {"method": "balanced", "features": "labels"},
+    "balanced, by gradients": {"method": "balanced", "features": "gradients"},
+    "similar, by labels": {"method": "similar", "features": "labels"},
+}
 
 
 @dataclass(frozen=True)
@@ -43,12 +54,13 @@ class Choice:
     M: int
     cohort: float  # devices in a cycle, on average
     H_cluster: float
-    error: float  # standard error of H_cluster, from the sketches
+    error: float  # standard error of H_cluster, from sketches and from a sample of devices
     sampling: float  # what cohorts add to it
     V: float
     G2: float
     C: float
     C_cohort: float  # with `sampling` counted like H_cluster
+    C_low: float  # the same at the lower end of L, where the others are at its upper end
 
     @property
     def height(self) -> float:
@@ -77,24 +89,27 @@ class Advice:
     take: int
     pilots: list[Pilot]
     remarks: list[str]
+    L: Range
 
 
 def advise(
-    experiment: Experiment, display: Display | None = None, pilot: Callable[[list[int]], list[Pilot]] | None = None
+    experiment: Experiment,
+    display: Display | None = None,
+    pilot: Callable[[list[int]], list[Pilot]] | None = None,
+    workers: int = 1,
 ) -> Advice:
-    """Survey the fleet once, at W_0, and weigh every M against it; `pilot` tries the best by running them."""
+    """Survey the fleet once, at W_0, and weigh every M against it; `pilot` tries the best by running them. The number
+    of `workers`, which are threads, changes nothing but the time."""
     display = display or Display()
     if experiment.clusters.method == "file":
         raise BadExperiment('clusters.method = "file" has chosen M already: to be advised, use random or balanced')
-    everybody = {"method": "fedcluster", "clusters.method": "random", "clusters.count": 1}
-    setup = prepare(experiment.with_(**everybody), display)
-    learner, w = Learner(setup.learner.module), setup.start.model
-    assert setup.dataset is not None, "only a federation may be without"
-    parts = setup.dataset, setup.fleet, experiment.local, experiment.seed, display
-    found = survey(learner, w, *parts)
-    weigh = Scale(setup, found, smoothness(learner, w, *parts))
+    with repeatable():
+        weigh = weighing(experiment, display, workers)
+    everyone = len(weigh.setup.fleet)
     choices, remarks = [], []
-    for M in candidates(len(setup.fleet), experiment.clusters.participation):
+    if (surveyed := len(weigh.found.devices)) < everyone:
+        remarks.append(sample_remark(surveyed, everyone))
+    for M in display.track(candidates(everyone, experiment.clusters.participation), "clusterings", "values of M"):
         try:
             choices.append(weigh(f"M = {M}", experiment.clusters.model_copy(update={"count": M})))
         except BadExperiment as error:
@@ -104,46 +119,70 @@ def advise(
     ranked = sorted(choices, key=lambda choice: choice.cohort_height)
     pilots = pilot([choice.M for choice in ranked[:BEST]]) if pilot else []
     take = min(pilots, key=lambda p: p.loss).M if pilots else ranked[0].M
-    others = [
-        weigh(name, experiment.clusters.model_copy(update={"count": take, **keys}))
-        for name, keys in (
-            ("random", {"method": "random"}),
-            ("balanced, by labels", {"method": "balanced", "features": "labels"}),
-            ("balanced, by gradients", {"method": "balanced", "features": "gradients"}),
-            ("similar, by labels", {"method": "similar", "features": "labels"}),
-        )
-    ]
-    return Advice(choices, others, take, pilots, remarks)
+    others = []
+    if everyone > LARGE:
+        remarks.append(f"Other clusterings are not compared: of more than {LARGE:,} devices they take minutes.")
+    elif take > 1:
+        for name, keys in OTHERS.items():
+            try:
+                others.append(weigh(name, experiment.clusters.model_copy(update={"count": take, **keys})))
+            except BadExperiment as error:
+                remarks.append(f"Clusters that are {name}, are left out: {error}")
+    return Advice(choices, others, take, pilots, remarks, weigh.L)
+
+
+def weighing(experiment: Experiment, display: Display, workers: int) -> "Scale":
+    """Survey the fleet as one cluster, with the model at W_0."""
+    everybody = {"method": "fedcluster", "clusters.method": "random", "clusters.count": 1}
+    setup = prepare(experiment.with_(**everybody), display)
+    learners, w = [Learner(setup.learner.module) for _ in range(workers)], setup.start.model
+    assert setup.dataset is not None, "only a federation may be without"
+    devices = device_sample(setup.fleet, experiment.seed)
+    parts = setup.dataset, setup.fleet, devices, experiment.local, experiment.seed, display
+    return Scale(setup, survey(learners, w, *parts), smoothness(learners, w, *parts))
 
 
 class Scale:
-    """Weighs a clustering: what C becomes with it."""
+    """Weighs a clustering: what C becomes with it. Every clustering has the same budget, the number of devices that
+    take part in a round of one cluster; one that would need another is refused."""
 
-    def __init__(self, setup: Setup, found: Survey, L: float) -> None:
+    def __init__(self, setup: Setup, found: Survey, L: Range) -> None:
         self.setup, self.found, self.L = setup, found, L
-        self.gap = float(setup.fleet.weights @ found.losses)  # inf f = 0: cross-entropy is never below
+        self.gap = mean_loss(found, setup.fleet)  # inf f = 0: cross-entropy is never below
 
     def __call__(self, name: str, options: Options) -> Choice:
         fleet, found, seed = self.setup.fleet, self.found, self.setup.experiment.seed
-        features = found.sketches if options.features == "gradients" else None
-        clusters = clusterings.build(options, fleet, seed, features)
+        by_gradients = options.method in ("balanced", "similar") and options.features == "gradients"
+        if by_gradients and len(found.devices) < len(fleet):
+            raise BadExperiment(
+                f'clusters.features = "gradients" needs those of all {len(fleet):,} devices, and of so many only '
+                f"{len(found.devices):,} are surveyed: use labels"
+            )
+        clusters = clusterings.build(options, fleet, seed, found.sketches if by_gradients else None)
         heterogeneity.check_whole(clusters)
-        cut, errors = estimated(found.sketches, found.copies, fleet.weights, clusters)
-        cohorts = cohort_sizes(options.participation, clusters)
-        V = heterogeneity.variance_term(found.variances, fleet.weights, clusters)
-        sampling = heterogeneity.sampling_term(cut.by_cluster, clusters, cohorts)
-        constants = Constants(self.gap, self.L, cut.cluster, V, largest_square(found))
+        sizes = np.bincount(clusters.assignment, minlength=clusters.count)
+        cohorts = cohort_sizes(options.participation, sizes)
+        asked, budget = int(cohorts.sum()), taking_part(options.participation, len(fleet))
+        if asked != budget:
+            raise BadExperiment(
+                f"its cohorts ask {asked:,} devices a round, and one cluster {budget:,}: at unequal budgets they "
+                "cannot be compared"
+            )
+        seen = measures(found, fleet, clusters, cohorts, seed)
+        constants = Constants(self.gap, self.L.high, seen.H_cluster, seen.V, largest_square(found).high)
+        with_cohorts = replace(constants, H=seen.H_cluster + seen.sampling)
         return Choice(
             name=name,
             M=clusters.count,
             cohort=float(cohorts.mean()),
-            H_cluster=cut.cluster,
-            error=errors["cluster"].error,
-            sampling=sampling,
-            V=V,
+            H_cluster=seen.H_cluster,
+            error=seen.error,
+            sampling=seen.sampling,
+            V=seen.V,
             G2=constants.G2,
             C=constants.C,
-            C_cohort=replace(constants, H=cut.cluster + sampling).C,
+            C_cohort=with_cohorts.C,
+            C_low=replace(with_cohorts, L=self.L.low).C,
         )
 
 
@@ -188,6 +227,12 @@ def verdict(advice: Advice, participation: float) -> list[str]:
         )
     else:
         said.append(f"C / sqrt(M) is least at M = {best.M}.")
+    lower = min(advice.choices, key=lambda choice: choice.C_low / math.sqrt(choice.M))
+    if lower.M != best.M:
+        said.append(
+            f"It is a close call: L is between {advice.L.low:.3g} and {advice.L.high:.3g}, and at the lower end "
+            f"M = {lower.M} would be best."
+        )
     said.append(f"Participation = {participation:g} allows up to M = {last.M}, with a device in every cohort.")
     if advice.pilots:
         order = sorted(advice.pilots, key=lambda pilot: pilot.loss)
@@ -200,27 +245,45 @@ def verdict(advice: Advice, participation: float) -> list[str]:
         )
     else:
         said.append("This is an upper bound's advice: --pilot checks it by short runs.")
-    plain = next(choice for choice in advice.others if choice.name == "random")
-    better = min(advice.others, key=lambda choice: choice.H_cluster)
-    said.append(
-        f"At M = {advice.take}, clusters that are {better.name}, have H_cluster {better.H_cluster:.3g}; "
-        f"random ones have {plain.H_cluster:.3g}"
-        + (f", and cohorts add {better.sampling:.3g} to either." if better.sampling > better.H_cluster else ".")
-    )
+    said += clusterings_verdict(advice)
+    if error := max(choice.error for choice in advice.choices + advice.others):
+        said.append(f"Standard errors of H_cluster are {error:.2g} or less.")
     return said
 
 
-def table(choices: list[Choice], first: str) -> tuple[list[str], list[list[str]]]:
-    columns = [first, "cohort", "H_cluster", "cohorts add", "V", "C", "C/sqrt(M)", "with cohorts"]
+def clusterings_verdict(advice: Advice) -> list[str]:
+    """Which clusters to take at the M to take."""
+    if advice.take == 1:
+        return ["With one cluster of all devices there is nothing to cluster, and H_cluster is 0."]
+    if not advice.others:
+        return []
+    plain = next(choice for choice in advice.others if choice.name == "random")
+    better = min(advice.others, key=lambda choice: choice.H_cluster)
+    if better is plain:
+        return [f"At M = {advice.take}, no clusters have a smaller H_cluster than random ones, {plain.H_cluster:.3g}."]
+    return [
+        f"At M = {advice.take}, clusters that are {better.name}, have H_cluster {better.H_cluster:.3g}; "
+        f"random ones have {plain.H_cluster:.3g}"
+        + (f", and cohorts add {better.sampling:.3g} to either." if better.sampling > better.H_cluster else ".")
+    ]
+
+
+def table(choices: list[Choice], first: str) -> Cells:
+    """By clustering: what H_cluster, cohorts and batches add to C, and what the bound makes of it. Where M is the same
+    for all, so is the cohort."""
+    columns = [first[:12], "H_cluster", "cohorts", "V", "C/√M", "+ cohorts"]
     rows = [
         [
             choice.name,
-            f"{choice.cohort:g}",
-            f"{choice.H_cluster:.4g}" + (f" ± {choice.error:.1g}" if choice.error else "") if choice.M > 1 else "0",
-            *(f"{value:.4g}" for value in (choice.sampling, choice.V, choice.C, choice.height, choice.cohort_height)),
+            *(f"{value:.3g}" for value in (choice.H_cluster, choice.sampling, choice.V)),
+            *(f"{height:.3g}" for height in (choice.height, choice.cohort_height)),
         ]
         for choice in choices
     ]
+    if len({choice.M for choice in choices}) > 1:
+        columns.insert(1, "cohort")
+        for row, choice in zip(rows, choices, strict=True):
+            row.insert(1, f"{choice.cohort:.4g}")
     return columns, rows
 
 

@@ -8,7 +8,8 @@ trained weight lies), so that their order, and with it who computed what, cannot
 held, whatever the size of the cohort; under torchrun one reduction of it adds what the other ranks have.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -23,6 +24,12 @@ GRID = 1.5 * 2.0**12  # added to a float64 below 2^12, it leaves no room for bit
 
 def average(weighted: Iterable[tuple[float, Message]], like: Message) -> Message | None:
     """The average of (weight, message) pairs, messages of the form of `like`; None when there are none anywhere."""
+    found = average_and_total(weighted, like)
+    return None if found is None else found[0]
+
+
+def average_and_total(weighted: Iterable[tuple[float, Message]], like: Message) -> tuple[Message, float] | None:
+    """The same, and the total weight of what was averaged, on all ranks."""
     sizes = [tensor.numel() for tensor in like.values()]
     device = next(iter(like.values())).device
     total = torch.zeros(sum(sizes) + 1, dtype=torch.float64, device=device)
@@ -34,12 +41,24 @@ def average(weighted: Iterable[tuple[float, Message]], like: Message) -> Message
         weights += weight + GRID - GRID
     total[-1] = weights
     if ranks.is_initialized():
-        try:
-            ranks.all_reduce(total)
-        except RuntimeError as error:
-            raise LostRank(f"another rank is gone ({str(error).splitlines()[0][:120]}); see its own output") from None
+        add_up(total)
     share = float(total[-1])
-    return {name: sum_.div_(share).to(torch.float32) for name, sum_ in sums.items()} if share > 0 else None
+    return ({name: sum_.div_(share).to(torch.float32) for name, sum_ in sums.items()}, share) if share > 0 else None
+
+
+def add_up(total: Tensor) -> None:
+    """The sum over all ranks, in place."""
+    with meeting():
+        ranks.all_reduce(total)
+
+
+@contextmanager
+def meeting() -> Iterator[None]:
+    """All ranks at once: one that does not come is lost."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostRank(f"another rank is gone ({str(error).splitlines()[0][:120]}); see its own output") from None
 
 
 def accumulate(total: Tensor, vector: Tensor, weight: float) -> None:

@@ -11,8 +11,8 @@ def keep_memory() -> None:
     """Let freed blocks of any size be used again.
 
     glibc gives every large block back to the system when it is freed, so that each step of training pays anew for
-    the pages of its activations: a convolution over MNIST takes eight times as long as its arithmetic. For processes
-    of our own only (commands and workers): in another's program this is another's choice.
+    the pages of its activations: a convolution over MNIST takes eight times as long as its arithmetic. It holds for
+    the whole process and cannot be taken back; what it costs is that memory once used is kept for the next block.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none, and does not need it

@@ -1,6 +1,7 @@
 """The theorem's constants, measured on this fleet: at the start and at every model along a trajectory.
 
-The suprema over w in the theorem are approximated by the largest value seen, and called that.
+The suprema over w in the theorem are approximated by the largest value seen, and called that. Suprema over devices are
+taken over all of them, or over the sample of a large fleet, and are given as ranges.
 """
 
 import json
@@ -18,21 +19,23 @@ from fedcluster.display import Display
 from fedcluster.errors import BadData
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
-from fedcluster.fleet import Floats
+from fedcluster.fleet import Ints
 from fedcluster.learner import Learner
+from fedcluster.measures import around, batch_noise, device_sample, largest_square, mean_loss, measures
 from fedcluster.plots import canvas, save
-from fedcluster.prepare import Setup, prepare, starting_point
+from fedcluster.prepare import Setup, prepare, starting_point, unequal_clusters
 from fedcluster.record import read_lines
-from fedcluster.schedule import taking_part
-from fedcluster.sketches import estimated
+from fedcluster.schedule import cohort_sizes
 from fedcluster.smoothness import smoothness
-from fedcluster.survey import Survey, survey
+from fedcluster.survey import survey
 from fedcluster.theory import Bound, Constants
+from fedcluster.training import repeatable
 
 
 @dataclass(frozen=True)
 class Point:
-    """What was measured at one model. `error` is the standard error of H_cluster: 0 where it is exact."""
+    """What was measured at one model. Errors are standard errors, 0 where a value is exact; L and G2 are the upper ends
+    of their ranges."""
 
     name: str
     loss: float  # f(w)
@@ -47,9 +50,13 @@ class Point:
     s2_mean: float  # of s_k^2, by p_k
     s2_most: float
     V: float  # sum_K q_K^-1 sum_k p_k^2 s_k^2, for the clusters
+    V_error: float
     V_one: float  # and for one cluster of everybody
+    V_one_error: float
     G2: float
+    G2_low: float
     L: float
+    L_low: float
 
 
 @dataclass(frozen=True)
@@ -63,80 +70,86 @@ class Analysis:
     clustered: Bound
     one: Bound
     remarks: list[str]
+    sampled: bool = False  # whether only a sample of the devices was looked at
 
 
 def analyze(
-    experiment: Experiment, at: list[Path] | None = None, epsilon: float | None = None, display: Display | None = None
+    experiment: Experiment,
+    at: list[Path] | None = None,
+    epsilon: float | None = None,
+    display: Display | None = None,
+    workers: int = 1,
 ) -> Analysis:
     """Measure at W_0 and at the models of `at`. `epsilon`: what ||grad f||^2 is to come down to, a tenth of the
-    start's if left out."""
+    start's if left out. The number of `workers`, which are threads, changes nothing but the time."""
     display = display or Display()
-    setup = prepare(experiment.with_(method="fedcluster"), display)
-    heterogeneity.check_whole(setup.clusters)
-    learner = Learner(setup.learner.module)  # one of its own, for cross-entropy: algorithms may add to the loss
-    models, lowest = [("start", setup.start.model)], math.inf
-    for path in at or []:
-        models += models_at(path, setup, learner)
-        lowest = min([lowest, *(line["train_loss"] for line in read_lines(path / "metrics.jsonl"))])
-    points = [measure(name, w, setup, learner, display) for name, w in models]
+    with repeatable():
+        setup = prepare(experiment.with_(method="fedcluster"), display)
+        heterogeneity.check_whole(setup.clusters)
+        # learners of their own, for cross-entropy: algorithms may add to the loss
+        learners = [Learner(setup.learner.module) for _ in range(workers)]
+        models, lowest = [("start", setup.start.model)], math.inf
+        for path in at or []:
+            models += models_at(path, setup, learners[0])
+            lowest = min([lowest, *(line.get("train_loss", lowest) for line in read_lines(path / "metrics.jsonl"))])
+        devices = device_sample(setup.fleet, experiment.seed, setup.clusters)
+        points = [measure(name, w, setup, devices, learners, display) for name, w in models]
     lowest = min([lowest, *(point.loss for point in points)])
     names = [name for name in Point.__dataclass_fields__ if name not in ("name", "loss")]
     most = Point("largest seen", points[0].loss, **{key: max(getattr(p, key) for p in points) for key in names})
     epsilon = epsilon or max(points[0].gradient / 10, 1e-12)
-    T, E, M = experiment.rounds, experiment.local.mean_steps, setup.clusters.count
-    # cross-entropy is never below 0: with inf f = 0 the bound does not understate the way to go
-    clustered = Constants(gap=points[0].loss, L=most.L, H=most.H_cluster, V=most.V, G2=most.G2)
     return Analysis(
         points=points,
         most=most,
         lowest=lowest,
         epsilon=epsilon,
-        clustered=Bound(M, E, T, clustered),
-        one=Bound(1, E, T, replace(clustered, H=0.0, V=most.V_one)),
-        remarks=remarks(experiment, setup, most),
+        clustered=bound_of(points, experiment, setup.clusters.count),
+        one=bound_of(points, experiment, 1),
+        remarks=remarks(experiment, setup, devices, most),
+        sampled=len(devices) < len(setup.fleet),
     )
 
 
-def measure(name: str, w: Tensor, setup: Setup, learner: Learner, display: Display) -> Point:
-    """One pass over the fleet at w, then L."""
-    experiment, weights, clusters = setup.experiment, setup.fleet.weights, setup.clusters
+def bound_of(points: list[Point], experiment: Experiment, M: int) -> Bound:
+    """The theorem with the largest values of all points, each at the upper end of its range, and at the lower one."""
+
+    def constants(end: str) -> Constants:
+        H = max(getattr(around(p.H_cluster, p.error), end) for p in points) if M > 1 else 0.0
+        noise = [(p.V, p.V_error) if M > 1 else (p.V_one, p.V_one_error) for p in points]
+        V = max(getattr(around(*one), end) for one in noise)
+        L, G2 = (max(getattr(p, name + ("_low" if end == "low" else "")) for p in points) for name in ("L", "G2"))
+        # cross-entropy is never below 0: with inf f = 0 the bound does not understate the way to go
+        return Constants(gap=points[0].loss, L=L, H=H, V=V, G2=G2)
+
+    return Bound(M, experiment.local.mean_steps, experiment.rounds, constants("high"), constants("low"))
+
+
+def measure(name: str, w: Tensor, setup: Setup, devices: Ints, learners: list[Learner], display: Display) -> Point:
+    """One pass over the devices at w, then L."""
+    experiment, fleet, clusters = setup.experiment, setup.fleet, setup.clusters
     assert setup.dataset is not None, "only a federation may be without"
-    parts = setup.dataset, setup.fleet, experiment.local, experiment.seed, display
-    found = survey(learner, w, *parts, clusters, f"gradients at {name}")
-    cut, errors = estimated(found.sketches, found.copies, weights, clusters)
-    cohorts = cohort_sizes(experiment.clusters.participation, clusters)
-    # exactly, from norms alone: sum p_k ||g_k||^2 - ||g||^2
-    device = max(0.0, float(weights @ found.norms) - found.gradient)
-    between, error = (found.between, 0.0) if found.between is not None else (cut.cluster, errors["cluster"].error)
+    parts = setup.dataset, fleet, devices, experiment.local, experiment.seed, display
+    found = survey(learners, w, *parts, clusters, f"gradients at {name}")
+    sizes = np.bincount(clusters.assignment, minlength=clusters.count)
+    seen = measures(found, fleet, clusters, cohort_sizes(experiment.clusters.participation, sizes), experiment.seed)
+    one = Clusters(np.zeros(len(fleet), np.int32), 1)
+    V_one, V_one_error = batch_noise(found, fleet, one)
+    G2, L = largest_square(found), smoothness(learners, w, *parts)
+    weights = fleet.weights[devices]
     return Point(
         name=name,
-        loss=float(weights @ found.losses),
-        gradient=found.gradient,
-        H_device=device,
-        H_within=device - between,
-        H_cluster=between,
-        error=error,
-        sketched=cut.cluster,
-        sketched_error=errors["cluster"].error,
-        sampling=heterogeneity.sampling_term(cut.by_cluster, clusters, cohorts),
-        s2_mean=float(weights @ found.variances),
+        loss=mean_loss(found, fleet),
+        H_within=seen.H_device - seen.H_cluster,
+        s2_mean=float(weights @ found.variances / weights.sum()),
         s2_most=float(found.variances.max()),
-        V=heterogeneity.variance_term(found.variances, weights, clusters),
-        V_one=float(weights**2 @ found.variances),
-        G2=largest_square(found),
-        L=smoothness(learner, w, *parts),
+        V_one=V_one,
+        V_one_error=V_one_error,
+        G2=G2.high,
+        G2_low=G2.low,
+        L=L.high,
+        L_low=L.low,
+        **asdict(seen),
     )
-
-
-def largest_square(found: Survey) -> float:
-    """G^2: the largest mean square of a device's batch gradient, ||grad f_k||^2 + s_k^2."""
-    return float((found.norms + found.variances).max())
-
-
-def cohort_sizes(participation: float, clusters: Clusters) -> Floats:
-    """c_K by cluster, as the schedule has it."""
-    sizes = np.bincount(clusters.assignment, minlength=clusters.count)
-    return np.array([taking_part(participation, int(size)) for size in sizes], np.float64)
 
 
 def models_at(path: Path, setup: Setup, learner: Learner) -> list[tuple[str, Tensor]]:
@@ -161,33 +174,49 @@ def models_at(path: Path, setup: Setup, learner: Learner) -> list[tuple[str, Ten
 
 def checkpointed(path: Path, setup: Setup) -> tuple[str, Tensor]:
     try:
-        state, _, _ = checkpoint.restore(path, setup.start, setup.new, setup.devices, setup.clusters.count)
+        state = checkpoint.restore(path, setup.start, setup.new, setup.devices, setup.clusters.count).state
     except ValueError as error:
         raise BadData(f"--at: the checkpoint {path} is {error}: give another") from None
     return f"round {state.round}" + (f", cycle {state.cycle}" if state.cycle else ""), state.model
 
 
-def remarks(experiment: Experiment, setup: Setup, most: Point) -> list[str]:
+def remarks(experiment: Experiment, setup: Setup, devices: Ints, most: Point) -> list[str]:
     """What the theorem assumes and this experiment does not do."""
     said, options = [], experiment.clusters
     local, plain = experiment.local, experiment.local.algorithm == "fedavg" and experiment.local.optimizer == "sgd"
-    if not plain or experiment.server.optimizer != "none":
+    server = experiment.server
+    averages = (server.optimizer, server.lr) == ("none", 1.0)
+    if not plain or not averages:
         name = local.algorithm if isinstance(local.algorithm, str) else "your own algorithm"
         said.append(
             f"The theorem is about plain SGD on the devices; this experiment uses {name} with {local.optimizer}"
-            + (f" and {experiment.server.optimizer} on the server." if experiment.server.optimizer != "none" else ".")
+            + ("." if averages else f" and server.optimizer = {server.optimizer}, server.lr = {server.lr:g}.")
         )
     if options.order != "reshuffle" and setup.clusters.count > 1:
         said.append("The theorem reshuffles the clusters in every round; this experiment keeps their order.")
+    if inequality := unequal_clusters(setup):
+        said.append(inequality)
     if options.participation < 1:
         said.append(
             f"The theorem lets all devices of a cluster take part. Here {setup.schedule.cohort_size():,} of "
             f"{len(setup.fleet):,} do in a round, and a cohort's gradient is further from the fleet's than its "
             f"cluster's is: by {most.sampling:.3g} on top of H_cluster = {most.H_cluster:.3g}."
         )
-    if most.error:
+    if len(devices) < len(setup.fleet):
+        said.append(sample_remark(len(devices), len(setup.fleet)))
+    elif most.error:
         said.append("H_cluster comes from sketches of the gradients; its standard error is in the table.")
     return said
+
+
+def sample_remark(surveyed: int, devices: int) -> str:
+    """What it means that only some devices were looked at."""
+    beyond = 1 - 0.05 ** (1 / surveyed)
+    return (
+        f"{surveyed:,} of {devices:,} devices were surveyed, a sample stratified by cluster, major class and size; "
+        "standard errors include what that costs. L and G² are the largest of the sample: with 95 % confidence, no "
+        f"more than {beyond:.2%} of all devices have a larger one."
+    )
 
 
 def broken(bound: Bound) -> list[str]:
@@ -205,31 +234,58 @@ def headline(analysis: Analysis) -> list[str]:
     missed = [*broken(analysis.clustered), *(broken(analysis.one) if analysis.clustered.M > 1 else [])]
     if missed:
         return ["The theorem's conditions do not hold on this problem, so its bound promises nothing here.", *missed]
-    return ["The theorem's conditions hold at the values seen here. An upper bound is not a forecast."]
+    where = "on the sampled devices, but perhaps not on all" if analysis.sampled else "here"
+    return [
+        f"The theorem's conditions hold at the upper ends of the values seen {where}. An upper bound is not a forecast."
+    ]
 
 
-def points_table(analysis: Analysis) -> tuple[list[str], list[list[str]]]:
-    columns = ["model", "f", "|grad f|²", "H_device", "= within", "+ H_cluster", "mean s_k²", "V", "G²", "L"]
-    rows = []
-    for point in [*analysis.points, *([analysis.most] if len(analysis.points) > 1 else [])]:
-        last = point is analysis.most
-        apart = f" ± {point.error:.1g}" if point.error else ""
-        values = [point.gradient, point.H_device]
-        rest = [point.s2_mean, point.V, point.G2, point.L]
-        rows.append(
-            [
-                point.name,
-                "" if last else f"{point.loss:.4f}",
-                *(f"{value:.4g}" for value in values),
-                "" if last else f"{point.H_within:.4g}",  # the largest ones need not be of one model, nor add up
-                f"{point.H_cluster:.4g}{apart}",
-                *(f"{value:.4g}" for value in rest),
-            ]
-        )
-    return columns, rows
+Cells = tuple[list[str], list[list[str]]]
 
 
-def bounds_table(analysis: Analysis) -> tuple[list[str], list[list[str]]]:
+def points_tables(analysis: Analysis) -> list[Cells]:
+    """Heterogeneity, then the other constants, by model."""
+    points, last = analysis.points, [analysis.most] if len(analysis.points) > 1 else []
+    spread = [
+        [
+            point.name,
+            f"{point.loss:.4f}",
+            f"{point.gradient:.4g}",
+            f"{point.H_device:.4g}",
+            f"{point.H_within:.4g}",
+            plus_minus(point.H_cluster, point.error),
+        ]
+        for point in points
+    ]
+    for most in last:  # the largest ones need not be of one model, nor add up
+        cells = f"{most.gradient:.4g}", f"{most.H_device:.4g}", "", plus_minus(most.H_cluster, most.error)
+        spread.append([most.name, "", *cells])
+    rest = [
+        [
+            point.name,
+            f"{point.s2_mean:.4g}",
+            plus_minus(point.V, point.V_error),
+            span(point.G2_low, point.G2),
+            span(point.L_low, point.L),
+        ]
+        for point in [*points, *last]
+    ]
+    return [
+        (["model", "f", "|grad f|²", "H_device", "= within", "+ H_cluster"], spread),
+        (["model", "mean s_k²", "V", "G²", "L"], rest),
+    ]
+
+
+def plus_minus(value: float, error: float) -> str:
+    return f"{value:.4g}" if error == 0 else f"{value:.3g} ± {error:.1g}"
+
+
+def span(low: float, high: float) -> str:
+    """A range, or one number where its ends are as good as equal."""
+    return f"{high:.4g}" if high - low <= 1e-3 * high else f"{low:.4g} to {high:.4g}"
+
+
+def bounds_table(analysis: Analysis) -> Cells:
     bounds = [analysis.clustered, analysis.one] if analysis.clustered.M > 1 else [analysis.one]
     columns = ["the theorem for", *(f"M = {bound.M}" for bound in bounds)]
     lines: list[tuple[str, list[float]]] = [
@@ -237,7 +293,7 @@ def bounds_table(analysis: Analysis) -> tuple[list[str], list[list[str]]]:
         ("4 L H_cluster", [4 * b.constants.L * b.constants.H for b in bounds]),
         ("4 L V", [4 * b.constants.L * b.constants.V for b in bounds]),
         ("C, the sum", [b.constants.C for b in bounds]),
-        (f"bound C / sqrt(TME), T = {bounds[0].T:,}, E = {bounds[0].E:g}", [b.value for b in bounds]),
+        (f"bound 2 C / sqrt(TME), T = {bounds[0].T:,}, E = {bounds[0].E:g}", [b.value for b in bounds]),
         ("the theorem's rate (TME)^(-1/2)", [b.rate for b in bounds]),
         (f"rounds to epsilon = {analysis.epsilon:.3g}", [b.rounds_to(analysis.epsilon) for b in bounds]),
     ]

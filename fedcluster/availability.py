@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcluster.errors import BadData
 from fedcluster.zones import DAY, HOUR
 
 Ints = NDArray[Any]
 Floats = NDArray[np.float64]
 FOREVER = 2**62  # the end of being always free, and when a device is free that never is
+MOST_WINDOWS = 2**25  # at a time, in which devices may be free
 CHUNK = 65_536  # devices at a time, where there is a number for each of their hours
 
 
@@ -82,8 +84,9 @@ class Availability:
     def windows(self, count: int, width: int, least: int) -> Iterator[tuple[slice, NDArray[np.int64]]]:
         """Time is divided into windows of `width`, `count` of which make a round. By chunk of devices: in how many
         rounds of its trace a device is free in each window for at least `least` without a break."""
-        for a in range(0, len(self), CHUNK):
-            b = min(a + CHUNK, len(self))
+        chunk = max(1, min(CHUNK, MOST_WINDOWS // (self.span // width + 2)))
+        for a in range(0, len(self), chunk):
+            b = min(a + chunk, len(self))
             mine = slice(self.first[a], self.first[b])
             owner = np.repeat(np.arange(b - a), np.diff(self.first[a : b + 1]))
             starts, ends = self.starts[mine], self.ends[mine]
@@ -123,6 +126,10 @@ def build(device: Ints, start: Ints, end: Ints, period: Ints) -> Availability:
     end = np.concatenate([end, end[beyond] - period[device[beyond]]])
     end = np.minimum(end, period[device])
     span = int(period.max()) + 1
+    if len(period) * (span + 1) >= 2**63:  # places of all devices on one line of whole numbers
+        raise BadData(
+            f"a trace of {span // DAY:,} days is too long for {len(period):,} devices: are its moments right?"
+        )
     order = np.argsort(device * span + start, kind="stable")
     device, start, end = device[order], start[order], end[order]
     reach = np.maximum.accumulate(device * (span + 1) + end)

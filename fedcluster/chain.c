@@ -145,7 +145,7 @@ static int64_t lay_out(network *net, const form *form, int batch, int learning, 
         layer *one = &net->layer[l];
         *one = (layer){.in = l ? form->sizes[l] : features, .out = form->sizes[l + 1], .maps = 1, .maps_row = 1};
         if (!l && net->blocks) one->maps = in, one->maps_row = padded(in);
-        one->out_row = padded(one->out), one->in_row = l ? padded(one->in) : one->in;
+        one->out_row = spaced(one->out), one->in_row = l ? spaced(one->in) : one->in;
         TAKE(one->weight, (int64_t)one->in * one->out_row);
         TAKE(one->bias, one->out_row);
         TAKE(one->output, batch * one->out_row);
@@ -225,7 +225,7 @@ static const float *scores_of(const network *net, const samples *from, const int
     }
     for (int l = 0; l < net->layers; x = net->layer[l++].output) {
         const layer *one = &net->layer[l];
-        forward(x, one->in_row, batch, one->in, one->weight, one->bias, one->out, one->output, l < net->layers - 1);
+        forward(x, one->in_row, batch, one->in, one->weight, one->bias, one->out_row, one->output, l < net->layers - 1);
     }
     return x;
 }
@@ -239,14 +239,14 @@ static void descend_layers(const network *net, int batch) {
         if (one->turned) {
             float *gradient = one == net->layer ? net->gradient : one[-1].gradient;
             flip(one->weight, one->out_row, one->in, one->out, one->turned, one->in_row);
-            forward(d, one->out_row, batch, one->out, one->turned, one->zeros, one->in, gradient, 0);
+            forward(d, one->out_row, batch, one->out, one->turned, one->zeros, one->in_row, gradient, 0);
             mask_by(below, gradient, batch * one->in_row, gradient);
         }
         if (net->alone) {
             memset(one->weight, 0, (size_t)one->in * one->out_row * sizeof(float));
             memset(one->bias, 0, one->out_row * sizeof(float));
         }
-        update(below, one->in_row, batch, one->in, d, one->out, one->weight, one->drift);
+        update(below, one->in_row, batch, one->in, d, one->out_row, one->weight, one->drift);
         for (int j = 0; j < one->out_row; j += LANES) {
             vector sum = one->bias_drift ? load(one->bias_drift + j) : all(0);
             for (int i = 0; i < batch; i++) sum += load(d + i * one->out_row + j);
@@ -356,7 +356,7 @@ void score(const float *w, const form *form, const samples *from, const int64_t 
     network net;
     lay_out(&net, form, batch, 0, 0, room);
     read_in(&net, w, 0);
-    int classes = form->sizes[form->layers], row = padded(classes);
+    int classes = form->sizes[form->layers], row = net.layer[net.layers - 1].out_row;
     for (; n > 0; n -= batch, rows += batch, losses++, right++) {
         int here = n < batch ? n : batch;
         const float *s = scores_of(&net, from, rows, here, 0);
@@ -381,6 +381,24 @@ int all_finite(const float *v, int64_t n) {
         found |= (bits & 0x7f800000) == 0x7f800000;
     }
     return !found;
+}
+
+/* the sum of (v - from)^2, or of v^2 where `from` is NULL. Blocks are summed in float, in ways whose number is fixed so
+   that every processor adds in the same order; the result is infinite if a square is, also where v is finite */
+double squares(const float *restrict v, const float *restrict from, int64_t n) {
+    enum { WAYS = 32, BLOCK = 4096 };
+    static const float zeros[BLOCK];
+    double total = 0;
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        const float *a = v + i, *b = from ? from + i : zeros;
+        int64_t m = n - i < BLOCK ? n - i : BLOCK, k = 0;
+        float ways[WAYS] = {0};
+        for (; k + WAYS <= m; k += WAYS)
+            for (int w = 0; w < WAYS; w++) ways[w] += (a[k + w] - b[k + w]) * (a[k + w] - b[k + w]);
+        for (int w = 0; k < m; k++, w++) ways[w] += (a[k] - b[k]) * (a[k] - b[k]);
+        for (int w = 0; w < WAYS; w++) total += ways[w];
+    }
+    return total;
 }
 
 /* total += weight * v, each term rounded to a multiple of what is left of it beside `grid`: see aggregate.py */

@@ -17,6 +17,7 @@ from fedcluster.dataset import Dataset
 from fedcluster.layers import Crop, InputConv2d, Normalise, PoolSame
 
 PLAIN = ((0, 1), ((0, 0), (1, 1)))  # padding and dilation
+WIDEST = 2**22  # weights of a layer; beyond, torch is faster (benchmarks/wide.py), but for what convolutions gain
 SCORED = 60  # rows at a time, so that what they need stays in a core's cache
 
 
@@ -41,6 +42,15 @@ class Chain:
         self.library, self.w, self.network = library, w, network
         self.sizes = [network.layers[0].in_features, *(layer.out_features for layer in network.layers)]
         self.room = w
+        self.checked: dict[int, Tensor] = {}  # labels by id; held, so that an id is not used again
+
+    def check(self, y: Tensor) -> None:
+        """Labels are places among the scores: one outside would be read, and written, outside. Looked at once."""
+        if id(y) in self.checked:
+            return
+        if len(y) and not (int(y.min()) >= 0 and int(y.max()) < self.sizes[-1]):
+            raise ValueError(f"labels from {y.min()} to {y.max()}, but the network scores {self.sizes[-1]} classes")
+        self.checked[id(y)] = y
 
     def form(self, x: Tensor) -> compiled.Form:
         """The network for such samples."""
@@ -58,6 +68,7 @@ class Chain:
     def descend(self, dataset: Dataset, rows: Tensor, lr: float, drift: Tensor | None = None) -> None:
         """A step on the mean cross-entropy of each batch, a row of places in the training set; `drift` is added
         after each."""
+        self.check(dataset.y_train)
         form = self.form(dataset.x_train)
         self.make_room(form, rows.shape[1], drifting=drift is not None)
         # asked for anew: sharing a tensor with another process moves it
@@ -65,7 +76,7 @@ class Chain:
         compiled.descend(self.library, self.w, drift, form, samples, rows, lr, self.room)
 
     def differentiate(self, x: Tensor, y: Tensor, g: Tensor) -> None:
-        """The gradient at w of the mean cross-entropy of these samples, into g."""
+        """The gradient at w of the mean cross-entropy of these samples, a batch of labels that were checked, into g."""
         form, rows = self.form(x), torch.arange(len(y))
         self.make_room(form, len(y), drifting=False)
         samples = compiled.Samples(x.contiguous(), y, None, None)
@@ -79,6 +90,7 @@ class Chain:
 
     def score(self, x: Tensor, y: Tensor, dataset: Dataset, rows: Tensor) -> list[tuple[float, int]]:
         """The summed cross-entropy and the number of right answers at w, of SCORED of the rows at a time."""
+        self.check(y)
         samples = compiled.Samples(x, y, dataset.scale, dataset.shift)
         return list(zip(*compiled.score(self.library, self.w, self.form(x), samples, rows, SCORED), strict=True))
 
@@ -127,6 +139,8 @@ def network_of(module: nn.Module) -> Network | None:
     if len(parameters) != 2 * len(convolutions + layers) or not all(p.requires_grad for p in parameters):
         return None  # fewer: a weight is used twice
     if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in [module, *module]):
+        return None
+    if not blocks and any(layer.weight.numel() > WIDEST for layer in layers):
         return None
     return Network(crop, convolutions, blocks, layers)
 

@@ -1,29 +1,34 @@
 """Checkpoints: the state as safetensors, its position and digests as JSON, each file whole or not there.
 
 The JSON file is written last and commits the pair. Two pairs are kept: when the newer one is torn or
-altered, the one before it is used. Nothing read here is executed, and nothing is believed unchecked.
+altered, the one before it is used. Nothing read here is executed, and nothing is believed unchecked. A checkpoint
+belongs to one run, whose digest it holds, and to one state of that run's record.
 """
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import file_digest, sha256
 from math import prod
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedcluster.files import write_atomically
 from fedcluster.ledger import COUNTS, Ledger
+from fedcluster.norms import WINDOW
 from fedcluster.state import Message, State, Time
 
 KEEP = 2
+ASIDE = "evaluated"  # the folder, beside that of the others, of the newest checkpoint from before the current round
 DTYPES = {torch.float32: "F32", torch.int64: "I64"}
 Natural = Annotated[int, Field(ge=0)]
 
@@ -38,22 +43,52 @@ class SimulatedTime(BaseModel):
     failed: Natural = 0
 
 
-class Position(BaseModel):
-    """What the JSON half says."""
+class Prefix(BaseModel):
+    """The beginning of a file: its length and its SHA-256."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    bytes: Natural
+    sha256: str
+
+
+class Position(BaseModel):
+    """What the JSON half says. `run` is the digest of the run's experiment and fingerprints, `record` the files of
+    lines up to here."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    run: str
     round: Natural
     cycle: Natural
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     counts: dict[str, Natural]
     time: SimulatedTime = SimulatedTime()
+    record: dict[str, Prefix]
+    norms: dict[str, list[Annotated[float, Field(ge=0, allow_inf_nan=False)]]]
     tensors: str
     digest: str
 
 
-def store(folder: Path, state: State, ledger: Ledger, seconds: float) -> None:
-    """Write a checkpoint, then forget all but the newest two. `seconds`: training time in an unfinished round."""
+class Stored(NamedTuple):
+    """What a checkpoint holds."""
+
+    state: State
+    ledger: Ledger
+    seconds: float
+    record: dict[str, Prefix]
+
+
+class OtherRun(ValueError):
+    """The checkpoint is whole, and not of this run."""
+
+
+def store(
+    folder: Path, state: State, ledger: Ledger, seconds: float, run: str = "", record: dict[str, Prefix] | None = None
+) -> None:
+    """Write a checkpoint, then forget all but the newest two. `seconds`: training time in an unfinished round.
+
+    The newest one from before this round is set aside: its model has been evaluated, see `roll_back`."""
     folder.mkdir(exist_ok=True)
     name = f"{state.round:08d}-{state.cycle:06d}"
     total = sha256()
@@ -65,17 +100,55 @@ def store(folder: Path, state: State, ledger: Ledger, seconds: float) -> None:
 
     write_atomically(folder / f"{name}.safetensors", write)
     position: dict[str, Any] = {
+        "run": run,
         "round": state.round,
         "cycle": state.cycle,
         "seconds": seconds,
         "counts": ledger.counts,
         "time": asdict(state.time),
+        "norms": state.norms,
+        "record": {file: prefix.model_dump() for file, prefix in (record or {}).items()},
         "tensors": total.hexdigest(),
     }
     write_atomically(folder / f"{name}.json", json.dumps(position | {"digest": digest(position)}))
     for old in sorted(folder.glob("*.json"))[:-KEEP]:
+        if old.stem <= beginning(state.round):
+            set_aside(old)
         old.unlink(missing_ok=True)
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    for tensors in folder.glob("*.safetensors"):
+        if not tensors.with_suffix(".json").exists():  # of an old one, or of one that was never committed
+            tensors.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> None:
+    """Keep this checkpoint, and no other, for `roll_back`."""
+    folder = path.parent.with_name(ASIDE)
+    folder.mkdir(exist_ok=True)
+    older = [file for file in folder.iterdir() if file.stem != path.stem]
+    with suppress(FileNotFoundError):  # where somebody has removed a half of it
+        move(path, folder)
+        for file in older:
+            file.unlink(missing_ok=True)
+
+
+def roll_back(folder: Path, round: int) -> None:
+    """Forget what was stored within this round, which has diverged: a resumed run goes on from before it."""
+    for path in names(folder):
+        if path.stem > beginning(round):
+            path.unlink(missing_ok=True)
+            path.with_suffix(".safetensors").unlink(missing_ok=True)
+    for path in [] if names(folder) else names(folder.with_name(ASIDE)):
+        move(path, folder)
+
+
+def move(path: Path, folder: Path) -> None:
+    for suffix in (".safetensors", ".json"):
+        os.replace(path.with_suffix(suffix), folder / f"{path.stem}{suffix}")
+
+
+def beginning(round: int) -> str:
+    """The name of a checkpoint at the start of a round."""
+    return f"{round:08d}-{0:06d}"
 
 
 def tensors_of(state: State, ledger: Ledger) -> Iterator[bytes | memoryview]:
@@ -114,21 +187,28 @@ def names(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.json"), reverse=True)
 
 
-def restore(path: Path, start: State, new: Message, devices: int, cycles: int) -> tuple[State, Ledger, float]:
-    """Read one checkpoint; ValueError says why it is refused. It must resemble `start`, and what its devices keep
-    must resemble `new`."""
+def restore(path: Path, start: State, new: Message, devices: int, cycles: int, run: str | None = None) -> Stored:
+    """Read one checkpoint; ValueError says why it is refused. It must resemble `start`, what its devices keep must
+    resemble `new`, and where the `run` is given it must be of that run."""
     try:
         text = json.loads(path.read_bytes())
+        sealed = isinstance(text, dict) and digest({k: v for k, v in text.items() if k != "digest"}) == text["digest"]
+        if sealed and "run" not in text:
+            raise OtherRun("written by fedcluster 0.1, which did not note to which run a checkpoint belongs")
         position = Position.model_validate(text)
         with path.with_suffix(".safetensors").open("rb") as file:
             found = file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError, ValidationError) as error:
+    except OtherRun:
+        raise
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         raise ValueError(f"unreadable ({str(error).splitlines()[0]})") from None
-    if digest({key: value for key, value in text.items() if key != "digest"}) != position.digest:
+    if not sealed:
         raise ValueError("altered (its digest does not match)")
+    if run is not None and position.run != run:
+        raise OtherRun("of another run")
     if found != position.tensors:
         raise ValueError("torn or altered (the digest of its tensors does not match)")
-    if position.cycle > cycles or set(position.counts) != set(COUNTS):
+    if position.cycle > cycles or set(position.counts) != set(COUNTS) or position.norms.keys() != start.norms.keys():
         raise ValueError("not of this experiment")
     try:
         with safe_open(path.with_suffix(".safetensors"), framework="pt") as tensors:
@@ -138,7 +218,9 @@ def restore(path: Path, start: State, new: Message, devices: int, cycles: int) -
     ledger = Ledger(devices)
     ledger.restore(book, position.counts)
     time = Time(**position.time.model_dump())
-    return State(model, server, memory, position.round, position.cycle, time), ledger, position.seconds
+    norms = {name: tuple(medians[-WINDOW:]) for name, medians in position.norms.items()}
+    state = State(model, server, memory, position.round, position.cycle, time, start.size, norms)
+    return Stored(state, ledger, position.seconds, position.record)
 
 
 def read(
@@ -167,7 +249,7 @@ def read(
         known: Tensor = tensors.get_tensor("devices")
         if known.ndim != 1 or known.dtype != torch.int64 or not new:
             raise ValueError("its devices are not of this experiment")
-        check_devices(known, devices, "memory")
+        check_devices(known, max(1, devices), "memory")  # in centralized training one that is not on the ledger
         memory = {device: {} for device in known.tolist()}
         for name, expected in new.items():
             rows = tensors.get_slice(f"device/{name}")

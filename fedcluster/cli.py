@@ -17,8 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Federated learning in which clusters of devices take turns within every round.",
     epilog="Exit codes: 0 done, 2 bad experiment or usage, 3 missing or bad data, 4 training diverged, "
-    "5 output folder refused, 6 message budget exceeded, 7 a torchrun rank lost, 8 server or devices not there, "
-    "130 interrupted.",
+    "5 output folder refused, 6 message budget exceeded, 7 a process lost, 8 server or devices not there, "
+    "9 processes that do not compute alike, 10 out of memory or numbers, 130 interrupted, 143 terminated.",
 )
 
 
@@ -50,7 +50,8 @@ def run(
     out: Out = None,
     resume: Resume = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes to train in. Default: one a core.", show_default=False)
+        int | None,
+        typer.Option(min=1, max=1024, help="Processes to train in. Default: one a core.", show_default=False),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, ...")] = "cpu",
     cohorts: Annotated[
@@ -83,6 +84,11 @@ def run(
         if result.out is None:
             return  # torchrun's other ranks
         last = result.history[-1]
+        if last["train_loss"] > 1000:  # of 10,000 classes, guessing has 9.2
+            typer.echo(
+                f"the training loss {last['train_loss']:.3g} is absurd: lower local.lr, or scale the data's features",
+                err=True,
+            )
         typer.echo(
             f"training loss {last['train_loss']:.4f}, test accuracy {last['test_accuracy']:.2%} after "
             f"{last['round']} rounds, {last['device_updates']:,} device updates, {last['elapsed']:.0f} s"
@@ -169,7 +175,7 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help="quick: MNIST, 20 minutes; standard: both data sets, hours; paper: for a GPU.")
     ] = "quick",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Their number; default: the scale's.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="Their number; default: the scale's.")] = None,
     lr: Annotated[str, typer.Option(help="Learning rates: paper, equal, or tuned, each curve at its best.")] = "paper",
     x: Annotated[str, typer.Option(help="What to draw over: rounds, aggregations, updates or bytes.")] = "rounds",
     out: Annotated[
@@ -212,7 +218,7 @@ def plan(
     soft: Annotated[bool, typer.Option("--soft", help="A device may sit in two neighbouring slots.")] = False,
     free_seconds: Annotated[float, typer.Option(help="How long a device must be free in its slot.")] = 600.0,
     date: Annotated[str, typer.Option(help="The day on which time zones are asked for their offset.")] = "2026-01-01",
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     out: Out = None,
 ) -> None:
     """Show the timetable of a fleet before training: by time zone or, with a trace, by availability."""
@@ -231,6 +237,8 @@ def plan(
             )
             if found.clusters.count < count:
                 typer.echo(f"in {count - found.clusters.count} of {count} slots nobody is free: they have no cluster")
+        if found.inequality:
+            typer.echo(found.inequality)
         typer.echo("written: " + ", ".join(str(file) for file in files))
 
 
@@ -256,17 +264,19 @@ def analyze(
         from fedcluster.experiment import load
 
         described = load(experiment, o)
-        if epsilon is not None and not epsilon > 0:
-            raise typer.BadParameter("--epsilon must be above 0")
+        if epsilon is not None and not 0 < epsilon < float("inf"):
+            raise typer.BadParameter("--epsilon must be above 0, and finite")
         from fedcluster import analyze as analyses
         from fedcluster.display import Spoken
         from fedcluster.folder import fresh
+        from fedcluster.workers import cores
 
-        found = analyses.analyze(described, at, epsilon, Spoken())
+        found = analyses.analyze(described, at, epsilon, Spoken(), cores())
         files = analyses.write(found, out or fresh(f"analyze-{experiment.stem}"))
         for sentence in [*analyses.headline(found), *found.remarks]:
             typer.echo(sentence)
-        report.show(report.ruled(*analyses.points_table(found)))
+        for table in analyses.points_tables(found):
+            report.show(report.ruled(*table))
         report.show(report.ruled(*analyses.bounds_table(found)))
         typer.echo("written: " + ", ".join(str(file) for file in files))
 
@@ -295,12 +305,13 @@ def advise(
             with stages() as progress:
                 return advisor.run_pilots(described, counts, folder, cores(), progress)
 
-        found = advisor.advise(described, Spoken(), run_pilots if pilot else None)
+        found = advisor.advise(described, Spoken(), run_pilots if pilot else None, cores())
         files = advisor.write(found, described.clusters.participation, folder)
         for sentence in [*found.remarks, *advisor.verdict(found, described.clusters.participation)]:
             typer.echo(sentence)
-        report.show(report.ruled(*advisor.table(found.choices, f"{described.clusters.method} clusters")))
-        report.show(report.ruled(*advisor.table(found.others, f"at M = {found.take}")))
+        report.show(report.ruled(*advisor.table(found.choices, str(described.clusters.method))))
+        if found.others:
+            report.show(report.ruled(*advisor.table(found.others, f"at M = {found.take}")))
         typer.echo("written: " + ", ".join(str(file) for file in files))
 
 
@@ -330,7 +341,8 @@ def algorithms() -> None:
         typer.echo(
             "\nMessages are those of one device in one round. More than one download or upload exceeds FedCluster's"
             "\nbudget: the run says so, and run --strict-budget refuses it. With any algorithm, server.optimizer may be"
-            "\navgm, adagrad, adam or yogi."
+            "\navgm, adagrad, adam or yogi. The table is for local.optimizer = sgd: with momentum or adam, mime and"
+            "\nmimelite keep and send statistics (m, or m, v and t), and mimelite uploads a gradient as well."
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import sha256
-from pathlib import Path
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,11 @@ from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Clusters as Options
 from fedcluster.experiment import found
 from fedcluster.fleet import Fleet, Floats, Ints
+from fedcluster.inputs import located, read_bytes
 from fedcluster.rng import stream
 from fedcluster.slots import Timetable, timetable
 
+UNEQUAL = 0.1  # relative difference between q_K and 1/M that is worth a word
 UNSAID = -2  # of a device that a cluster file has not named yet
 Clustering = Callable[[Fleet, Generator, Options], NDArray[Any]]
 
@@ -67,6 +69,21 @@ class Clusters:
         """q_K = sum of p_k over the cluster."""
         return np.bincount(self.assignment + 1, weights=fleet.weights, minlength=self.count + 1)[1:]
 
+    def inequality(self, fleet: Fleet, counted: str = "samples") -> str | None:
+        """What follows where the q_K differ from 1/M by more than a tenth of it, in one sentence. `counted` names what
+        the fleet's weights count. A device that sits in two clusters counts half in each."""
+        share = self.weights(fleet)
+        if self.second is not None:
+            share = (share + Clusters(self.second, self.count).weights(fleet)) / 2
+        share /= share.sum()  # devices may be in no cluster
+        if np.abs(share * self.count - 1).max() <= UNEQUAL:
+            return None
+        return (
+            f"Clusters hold from {share.min():.2%} to {share.max():.2%} of the {counted}, but every cycle takes a full "
+            "step whatever the size of its cluster: training minimises the mean loss over clusters, not over samples. "
+            f"The theorem needs clusters of equal weight, q_K = 1/M = {1 / self.count:.2%}."
+        )
+
 
 def build(options: Options, fleet: Fleet, seed: int, features: Floats | None = None, round: int = 0) -> Clusters:
     """The clusters that the experiment describes, checked. `balanced` and `similar` go by the devices' features, one
@@ -92,7 +109,7 @@ def build(options: Options, fleet: Fleet, seed: int, features: Floats | None = N
         case "file":
             clustering = file
         case str() as name:
-            clustering = found(name)
+            clustering = found(name, "fleet", "rng", "options")
         case function:
             clustering = function
     given = np.asarray(clustering(fleet, stream(seed, "clusters", round), options))
@@ -245,11 +262,11 @@ def without_gaps(found: Timetable, soft: bool) -> Ints:
 def file(fleet: Fleet, rng: Generator, options: Options) -> Ints:
     """Columns device,cluster of a CSV file: every device once, clusters numbered from 0 or from 1, `none` for a device
     that takes no part. With a column second, a device sits in two clusters."""
-    path = Path(str(options.path)).expanduser()
+    path = located(str(options.path), "clusters.path")
     index = {str(name): k for k, name in enumerate(fleet.names if fleet.names is not None else range(len(fleet)))}
     clusters = np.full((len(fleet), 2), UNSAID)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
+        with StringIO(read_bytes(path, "clusters.path").decode("utf-8-sig"), newline="") as lines:
             rows = csv.DictReader(lines)
             if not {"device", "cluster"} <= set(rows.fieldnames or ()):
                 raise BadData(f"{path}: the first line must name the columns device,cluster")
@@ -269,7 +286,7 @@ def file(fleet: Fleet, rng: Generator, options: Options) -> Ints:
                             f"{where}: {name} {cluster!r} is not a whole number from 0 to {len(fleet)}, nor none"
                         )
                     clusters[index[device], column] = -1 if cluster == "none" else int(cluster)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (UnicodeDecodeError, csv.Error) as error:
         raise BadData(f"clusters.path: cannot read {path} ({error})") from None
     unsaid = np.flatnonzero(clusters[:, 0] == UNSAID)
     if len(unsaid):

@@ -15,7 +15,9 @@ from fedcluster.experiment import Experiment, changes, parse, read
 from fedcluster.files import write_atomically
 from fedcluster.jobs import Job, run_all
 from fedcluster.plots import LABELS, X, curves
+from fedcluster.processes import leave_if_importing
 from fedcluster.record import Line
+from fedcluster.schedule import Schedule, taking_part
 from fedcluster.tuning import best_rates
 
 METHODS = ("fedavg", "fedcluster", "centralized")
@@ -68,11 +70,14 @@ def compare(
     """Run every method on every seed. `lr`: "paper" (local.lr is FedCluster's and centralized SGD's, FedAvg's
     is M times that), "equal" (local.lr for all), or "tuned" (each method's best on seeds kept for that). The picture
     and the table are over `x`: "rounds", "aggregations", "updates", "bytes" or "time"."""
+    leave_if_importing()
+    if type(workers) is not int or workers < 1:
+        raise BadExperiment(f"workers = {workers!r} is not allowed: use a whole number from 1 on")
     unknown = [method for method in methods if method not in METHODS]
-    if unknown or not methods or lr not in RATES or seeds < 1:
+    if unknown or not methods or lr not in RATES or not 1 <= seeds <= 1000:
         raise BadExperiment(
             f"cannot compare methods {', '.join(methods)} with lr {lr} over {seeds} seeds: "
-            f"methods are {', '.join(METHODS)}, lr is {', '.join(RATES)}, and seeds at least 1"
+            f"methods are {', '.join(METHODS)}, lr is {', '.join(RATES)}, and seeds at least 1 and at most 1000"
         )
     if x not in X:
         raise BadExperiment(f"cannot compare over {x}: x is {', '.join(X)}")
@@ -83,14 +88,16 @@ def compare(
             return compare(experiment, methods, seeds, lr, target, folder, True, workers, progress, x)
     out = Path(out)
     everyone = fleet.build(experiment.fleet, sources.open_dataset(experiment.data.name), experiment.seed)
-    count = clusters.build(experiment.clusters, everyone, experiment.seed).count
+    groups = clusters.build(experiment.clusters, everyone, experiment.seed)
+    count, updates = groups.count, Schedule(experiment.clusters, everyone, groups, experiment.seed).cohort_size()
+    whole = fedavg_participation(experiment.clusters.participation, updates, len(everyone))
     claim(out, experiment, resume)
     rates = {method: experiment.local.lr * (count if method == "fedavg" and lr == "paper" else 1) for method in methods}
     if lr == "tuned":
         best = best_rates(
             dict.fromkeys(methods, experiment.local.lr),
             lambda method, rate, seed: Job(
-                f"tune-{method}-{rate:g}-seed{seed}", variant(experiment, method, rate, seed)
+                f"tune-{method}-{rate:g}-seed{seed}", variant(experiment, method, rate, seed, whole)
             ),
             out,
             workers,
@@ -99,7 +106,7 @@ def compare(
         rates = {method: found.lr for method, found in best.items()}
 
     jobs = [
-        Job(f"{method}-seed{seed}", variant(experiment, method, rates[method], seed))
+        Job(f"{method}-seed{seed}", variant(experiment, method, rates[method], seed, whole))
         for seed in range(experiment.seed, experiment.seed + seeds)
         for method in methods
     ]
@@ -139,11 +146,19 @@ def claim(out: Path, experiment: Experiment, resume: bool) -> None:
         raise BadRun(f"cannot write to {out} ({error.strerror}): choose another folder with --out") from None
 
 
-def variant(experiment: Experiment, method: str, lr: float, seed: int) -> Experiment:
-    """The same experiment by another method. FedAvg is one cluster of everybody."""
+def fedavg_participation(participation: float, updates: int, devices: int) -> float:
+    """The share of all devices that gives FedAvg as many updates a round as FedCluster's cohorts have together. It is
+    `participation` itself, unless FedCluster has small clusters that give a device each, or leaves devices out."""
+    return participation if taking_part(participation, devices) == updates else updates / devices
+
+
+def variant(experiment: Experiment, method: str, lr: float, seed: int, whole: float) -> Experiment:
+    """The same experiment by another method. FedAvg is one cluster of everybody, of which the share `whole` takes
+    part."""
     keys: dict[str, Any] = {"seed": seed, "local.lr": lr, "method": "fedcluster"}
     if method == "fedavg":
-        keys |= {"clusters.method": "random", "clusters.count": 1, "clusters.soft": False}
+        one = {"method": "random", "count": 1, "soft": False, "participation": whole}
+        keys |= {f"clusters.{key}": value for key, value in one.items()}
     if method == "centralized":
         keys |= {"method": "centralized"}
     return experiment.with_(**keys)

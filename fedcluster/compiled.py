@@ -1,15 +1,10 @@
-"""The compiled part: `chain.c` and what it includes, built once by the machine's own C compiler and kept in the cache.
+"""The compiled part: `chain.c` and what it includes, which `build` builds and keeps.
 
 Where there is no compiler, or the result does not find what torch finds, there is none, and torch does the work.
 """
 
 import ctypes
-import os
-import platform
-import shutil
-import subprocess
 from functools import cache
-from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,64 +14,33 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from fedcluster.build import Unavailable, library_file
 from fedcluster.layers import Crop, Normalise, PoolSame
 from fedcluster.sources import cache_folder
 
 SOURCE = Path(__file__).with_name("chain.c")
-FLAGS = ["-O3", "-fno-math-errno", "-shared", "-fPIC"]
 MOST = 16  # layers, and blocks before them, as in chain.c
+
+
+why_torch = ""  # does the work, where there is no library
 
 
 @cache
 def library() -> Any:
-    """The library, or None."""
-    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
-    if compiler is None:
-        return None
+    """The library, or None; then `why_torch` says why."""
+    global why_torch
+    why_torch = ""
     try:
-        path = built(compiler)
-        if not ours(path):
-            return None
-        loaded = ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError):
+        loaded = ctypes.CDLL(str(library_file(SOURCE, cache_folder())))
+        loaded.scratch.restype = ctypes.c_int64
+        loaded.squares.restype = ctypes.c_double
+    except (Unavailable, OSError, AttributeError) as error:
+        why_torch = str(error)
         return None
-    loaded.scratch.restype = ctypes.c_int64
-    return loaded if finds_what_torch_finds(loaded) else None
-
-
-def built(compiler: str) -> Path:
-    """The library for this source, compiler and processor; built if it is not in the cache."""
-    sources = [path.read_text() for path in sorted(SOURCE.parent.glob("*.[ch]"))]
-    identity = [sources, compiler, *FLAGS, platform.platform(), processor()]
-    folder = cache_folder() / "compiled"
-    path = folder / f"chain-{sha256(repr(identity).encode()).hexdigest()[:20]}.so"
-    if not path.exists():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(beside), "-lm"]
-        try:
-            if subprocess.run([*command, "-march=native"], capture_output=True, timeout=120).returncode:
-                subprocess.run(command, capture_output=True, timeout=120, check=True)
-            beside.chmod(0o700)
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
-    return path
-
-
-def processor() -> str:
-    """What distinguishes machines that may share a cache: `-march=native` code runs only on its like."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        return platform.processor()
-
-
-def ours(path: Path) -> bool:
-    """What is loaded runs as we do: only what we alone can have written."""
-    status = path.stat()
-    return not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
+    if not finds_what_torch_finds(loaded):
+        why_torch = "the compiled code does not find what torch finds"
+        return None
+    return loaded
 
 
 class Samples(ctypes.Structure):
@@ -175,6 +139,12 @@ def applies(vector: Tensor) -> bool:
 
 def all_finite(vector: Tensor) -> bool:
     return bool(library().all_finite(ctypes.c_void_p(vector.data_ptr()), ctypes.c_int64(vector.numel())))
+
+
+def squares(vector: Tensor, origin: Tensor | None) -> float:
+    """The sum of (v - origin)^2, each square in float32."""
+    places = ctypes.c_void_p(vector.data_ptr()), ctypes.c_void_p(None if origin is None else origin.data_ptr())
+    return float(library().squares(*places, ctypes.c_int64(vector.numel())))
 
 
 def accumulate(total: Tensor, vector: Tensor, weight: float, grid: float) -> None:

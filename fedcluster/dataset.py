@@ -35,7 +35,7 @@ class Dataset:
         put = object.__setattr__
         for split in ("train", "test"):
             x = samples(getattr(self, f"x_{split}"), f"x_{split} of {self.name}")
-            y = labels(getattr(self, f"y_{split}"), f"y_{split} of {self.name}", rows=len(x))
+            y = labels(getattr(self, f"y_{split}"), f"y_{split} of {self.name}", len(x), self.classes)
             put(self, f"x_{split}", x)
             put(self, f"y_{split}", y)
         if self.x_train.shape[1:] != self.x_test.shape[1:] or self.x_train.dtype != self.x_test.dtype:
@@ -89,13 +89,20 @@ def samples(x: Any, what: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def labels(y: Any, what: str, rows: int) -> Tensor:
+def labels(y: Any, what: str, rows: int, classes: int) -> Tensor:
     array = np.asarray(y)
     if array.shape != (rows,):
         raise BadData(f"{what} must be one label for each of the {rows} samples, but has shape {list(array.shape)}")
     if array.dtype.kind not in "iub" or (array < 0).any():
         raise BadData(f"{what} must be whole numbers from 0, but is {array.dtype}")
+    if int(array.max()) >= max(classes, most_classes(rows)):  # before the cast: a large unsigned number wraps
+        raise BadData(f"{what} has the label {array.max()}: number the classes from 0")
     return torch.from_numpy(array.astype(np.int64))
+
+
+def most_classes(rows: int) -> int:
+    """How many classes this many rows may have, so that one absurd label does not make an absurd model."""
+    return max(10_000, rows)
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,12 +38,30 @@ class BudgetExceeded(FedClusterError):
 
 
 class LostRank(FedClusterError):
-    """Under torchrun, another process of the run has ended; with --max-restarts all begin again where it was."""
+    """Another process of the run has ended. Under torchrun, with --max-restarts, all begin again where it was."""
 
     exit_code = 7
+
+
+class TooLarge(FedClusterError):
+    """The machine has not enough memory, or a number is beyond what it can count with."""
+
+    exit_code = 10
 
 
 class LostServer(FedClusterError):
     """In a federation, the other side is gone or never came."""
 
     exit_code = 8
+
+
+class NotAlike(FedClusterError):
+    """Processes that train one model do not compute alike: other versions, or other arithmetic."""
+
+    exit_code = 9
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM. Whoever cleans up after Ctrl-C cleans up after this, too."""
+
+    exit_code = 143

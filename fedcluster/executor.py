@@ -7,6 +7,7 @@ from typing import Protocol
 from fedcluster.accept import Update, finite
 from fedcluster.algorithms import FedAvg
 from fedcluster.dataset import Dataset
+from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Local
 from fedcluster.fleet import Fleet
 from fedcluster.learner import Learner
@@ -14,13 +15,26 @@ from fedcluster.local import Batches
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message
 
+MOST_DRAWN = 2**27  # a gigabyte of places in the training set
 Memory = dict[int, Message]
 """What devices keep, by device; executors read it and renew it."""
 
 
 class Executor(Protocol):
+    """`received` is everything that the cohort was sent in this cycle, by this exchange and by those before it."""
+
     def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]: ...
     def close(self) -> None: ...
+
+
+def check_work(options: Local, fleet: Fleet) -> None:
+    """The samples of all steps of a turn are drawn at once."""
+    steps = options.steps if isinstance(options.steps, int) else options.steps[1]
+    drawn = steps * (int(fleet.sizes.max()) if options.batch == "full" else options.batch)
+    if drawn > MOST_DRAWN:
+        raise BadExperiment(
+            f"local.steps times the batch is {drawn:,} samples a device and turn: at most {MOST_DRAWN:,} are possible"
+        )
 
 
 class InProcess:
@@ -30,6 +44,9 @@ class InProcess:
         self, algorithm: FedAvg, learner: Learner, dataset: Dataset, fleet: Fleet, options: Local, seed: int
     ) -> None:
         self.algorithm, self.learner, self.dataset, self.options, self.seed = algorithm, learner, dataset, options, seed
+        check_work(options, fleet)
+        if learner.chain is not None:
+            learner.chain.check(dataset.y_train)
         self.exchanges = algorithm.exchanges
         self.new = algorithm.device_memory(learner.w, learner.size)
         self.rows = lru_cache(maxsize=4096)(fleet.draw)

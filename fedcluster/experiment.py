@@ -7,10 +7,13 @@ thing itself (a function, a module, a data set) and a file may give `package.mod
 import difflib
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Callable
-from datetime import date
+from datetime import date, time
+from functools import partial
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +21,7 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedcluster.errors import BadData, BadExperiment
+from fedcluster.inputs import MOST_TEXT, read_bytes
 
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
 WITH_DEVICES = "devices"  # data that only the devices of a federation have
@@ -54,18 +58,37 @@ def one_of(*names: str) -> AfterValidator:
 
     def check(value: Any) -> Any:
         if isinstance(value, str) and value not in names and ":" not in value:
-            raise ValueError(f"= {value!r} is not allowed: use one of {', '.join(names)}, or package.module:name")
+            raise ValueError(f"= {shown(value)} is not allowed: use one of {', '.join(names)}, or package.module:name")
         if not isinstance(value, str) and not callable(value):
-            raise ValueError(f"= {value!r} is not allowed: use one of {', '.join(names)}, or a function")
+            raise ValueError(f"= {shown(value)} is not allowed: use one of {', '.join(names)}, or a function")
         return value
 
     return AfterValidator(check)
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e30)]  # float32 goes to 3e38
+Weight = Annotated[float, Field(ge=0, le=1e30)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Devices = Annotated[int, Field(ge=1, le=10**7)]  # a fleet is a few columns of this length
+Samples = Annotated[int, Field(ge=1, le=10**7)]  # of one device: they are drawn at once
+Steps = Annotated[int, Field(ge=1, le=10**6)]
+
+
+def is_path(text: str) -> str:
+    """A text that the operating system can take for a path; whether there is a file is another question."""
+    if not text or "\0" in text or not is_text(text):
+        raise ValueError(f"= {text[:80]!r} is not allowed: write a path")
+    return text
+
+
+FilePath = Annotated[str, Field(max_length=4096), AfterValidator(is_path)]
+AtLeastOne = Annotated[float, Field(ge=1, le=1e9)]
+
+NORM_BOUND = 10.0  # times the median movement that an update may make
+CLAIM_CAP = 5.0  # times the median device's samples that a device's claim counts for, unless accept.sample_cap says
 
 
 class Section(BaseModel):
@@ -77,18 +100,27 @@ class Data(Section):
 
     name: Any = "digits"
 
+    @field_validator("name")
+    @classmethod
+    def name_is_one(cls, name: Any) -> Any:
+        if name is None or isinstance(name, int | float | list | tuple | dict | date | time):
+            raise ValueError(
+                f"= {shown(name)} is not allowed: use a name, a path, package.module:callable, or a Dataset"
+            )
+        return is_path(name) if isinstance(name, str) else name
+
 
 class Fleet(Section):
     """Who holds what, and what else is known of them. With `partition = "natural"` the data itself says who the
     devices are, else the fleet file `path`, else the trace `availability`; with `world` they are made up."""
 
-    devices: Count | None = None
-    samples: Count | None = None
+    devices: Devices | None = None
+    samples: Samples | None = None
     partition: Literal["major_class", "dirichlet", "iid", "natural"] = "major_class"
     rho_device: Share = 0.5
-    alpha: Positive = 0.3
-    path: str | None = None
-    availability: str | None = None
+    alpha: Annotated[float, Field(ge=1e-4, le=1e6)] = 0.3
+    path: FilePath | None = None
+    availability: FilePath | None = None
     world: Literal["diurnal"] | None = None
     date: str = "2026-01-01"
 
@@ -106,7 +138,7 @@ class Fleet(Section):
         try:
             return date.fromisoformat(day).isoformat()
         except ValueError:
-            raise ValueError(f"= {day!r} is not allowed: write a day as YYYY-MM-DD") from None
+            raise ValueError(f"= {shown(day)} is not allowed: write a day as YYYY-MM-DD") from None
 
     @model_validator(mode="after")
     def made_up_or_described(self) -> "Fleet":
@@ -119,11 +151,11 @@ class Clusters(Section):
     """Who takes turns with whom. With `method = "file"` the file says how many clusters there are."""
 
     method: Annotated[str | Callable[..., Any], one_of(*CLUSTERINGS)] = "random"
-    count: Count | None = None
+    count: Annotated[int, Field(ge=1, le=10**6)] | None = None
     rho_cluster: Share = 0.1
     features: Literal["labels", "gradients"] = "labels"
-    path: str | None = None
-    free_seconds: Positive = 600.0
+    path: FilePath | None = None
+    free_seconds: Seconds = 600.0
     soft: bool = False
     order: Literal["cyclic", "reshuffle"] = "reshuffle"
     participation: Annotated[float, Field(gt=0, le=1)] = 0.1
@@ -148,7 +180,7 @@ class Model(Section):
     """What is learned, and optionally from where: W_0."""
 
     name: Annotated[str | Callable[..., Any], one_of(*MODELS)] = "alexnet"
-    init: str | None = None
+    init: FilePath | None = None
 
 
 class Local(Section):
@@ -156,17 +188,18 @@ class Local(Section):
 
     algorithm: Annotated[str | Callable[..., Any], one_of(*ALGORITHMS)] = "fedavg"
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
-    steps: Count | Annotated[tuple[Count, Count], Field(strict=False)] = 20
-    batch: Count | Literal["full"] = 30
+    steps: Steps | Annotated[tuple[Steps, Steps], Field(strict=False)] = 20
+    batch: Samples | Literal["full"] = 30
     lr: Positive = 0.01
     momentum: Decay = 0.5
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
     eps: Positive = 1e-8
-    mu: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
-    beta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    mu: Weight = 0.1
+    beta: Weight = 1.0
     eta: Positive = 1.0
     option: Literal["I", "II"] = "II"
     reset: Literal["never", "round"] = "never"
+    statistics: Literal["per_step", "fixed"] = "per_step"
 
     @field_validator("steps")
     @classmethod
@@ -174,6 +207,10 @@ class Local(Section):
         if not isinstance(steps, int) and steps[0] > steps[1]:
             raise ValueError(f"= {list(steps)} is not allowed: a range is [least, most], such as [10, 30]")
         return steps
+
+    @property
+    def most_steps(self) -> int:
+        return self.steps if isinstance(self.steps, int) else self.steps[1]
 
     @property
     def mean_steps(self) -> float:
@@ -196,19 +233,52 @@ class Local(Section):
 
 
 class Server(Section):
-    """What the server does with a cycle's average movement: take it, or feed it to an optimizer."""
+    """What the server does with a cycle's average movement: go `lr` times as far, or feed it to an optimizer. Some
+    defaults depend on the optimizer."""
 
     optimizer: Literal["none", "avgm", "adagrad", "adam", "yogi"] = "none"
     lr: Positive = 1.0
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.99)
     tau: Positive = 1e-3
 
+    @model_validator(mode="after")
+    def defaults_of_the_optimizer(self) -> "Server":
+        for key, value in SERVER_DEFAULTS.get(self.optimizer, {}).items():
+            if key not in self.model_fields_set:
+                object.__setattr__(self, key, value)
+        return self
+
+
+SERVER_DEFAULTS: dict[str, dict[str, Any]] = {
+    "adagrad": {"lr": 0.03, "betas": (0.0, 0.99)},
+    "adam": {"lr": 0.03},
+    "yogi": {"lr": 0.03},
+}
+
+
+class Accept(Section):
+    """What an update is held to. `norm_bound`: it may move so many times as far as the median update. `sample_cap`: a
+    device counts for so many times the samples of the median device. Left out, a federation, where sample counts are
+    claims, has `CLAIM_CAP`, and a simulation, which knows them, has none."""
+
+    norm_bound: AtLeastOne | Literal["off"] = NORM_BOUND
+    sample_cap: AtLeastOne | Literal["off"] | None = None
+
+    @property
+    def most(self) -> float:
+        return math.inf if self.norm_bound == "off" else self.norm_bound
+
+    def cap(self, claimed: bool) -> float:
+        if self.sample_cap is None:
+            return CLAIM_CAP if claimed else math.inf
+        return math.inf if self.sample_cap == "off" else self.sample_cap
+
 
 class Centralized(Section):
     """The baseline on pooled data. Left out, `steps` spends as many samples a round as the fleet does."""
 
-    steps: Count | None = None
-    batch: Count | Literal["full"] = 60
+    steps: Steps | None = None
+    batch: Samples | Literal["full"] = 60
 
 
 class Clock(Section):
@@ -216,14 +286,14 @@ class Clock(Section):
     for, or at its deadline (seconds); with fewer than `min_updates` it fails. A device is lost with probability
     `dropout`, besides those that leave while they are at it."""
 
-    deadline: Positive | None = None
+    deadline: Seconds | None = None
     over_select: Annotated[float, Field(ge=1, le=1000)] = 1.3
     min_updates: Count = 1
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class Experiment(Section):
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     rounds: Count = 100
     method: Literal["fedcluster", "centralized"] = "fedcluster"
     data: Data = Data()
@@ -232,6 +302,7 @@ class Experiment(Section):
     model: Model = Model()
     local: Local = Local()
     server: Server = Server()
+    accept: Accept = Accept()
     centralized: Centralized = Centralized()
     clock: Clock | None = None
 
@@ -261,10 +332,14 @@ class Experiment(Section):
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def with_(self, **overrides: Any) -> "Experiment":
-        """A copy with dotted keys replaced, validated anew: `with_(**{"local.lr": 0.1})`."""
-        keys = self.keys()
+        """A copy with keys replaced, validated anew: `with_(rounds=5, local={"lr": 0.1})` or `**{"local.lr": 0.1}`.
+
+        The other keys of a section stay. A section object, such as `Local(lr=0.1)`, replaces the whole section.
+        """
+        keys = self.keys() | {"server": self.server.model_dump(exclude_unset=True)}  # the rest follows its optimizer
         for key, value in overrides.items():
-            put(keys, key, value)
+            merges = isinstance(value, dict) and isinstance(keys.get(key), dict)
+            put(keys, key, keys[key] | value if merges else value)
         return Experiment(**keys)
 
 
@@ -273,9 +348,11 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Experiment:
     path = Path(path)
     keys = parse(read(path), str(path))
     for override in overrides or []:
+        if not is_text(override):
+            raise BadExperiment(f"-o {override[:80]!r}: is not UTF-8 text")
         key, equals, raw = override.partition("=")
         if not equals:
-            raise BadExperiment(f"-o {override}: write it as key=value, for example -o clusters.count=5")
+            raise BadExperiment(f"-o {override[:80]}: write it as key=value, for example -o clusters.count=5")
         put(keys, key.strip(), literal(raw.strip()))
     for section, key in PATHS:
         anchor(keys.get(section), key, path.parent)
@@ -292,31 +369,43 @@ PATHS = (
 
 
 def read(path: Path) -> str:
+    if not path.exists():
+        raise BadData(f"{path}: there is no such experiment file")
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise BadData(f"{path}: there is no such experiment file") from None
-    except (OSError, UnicodeDecodeError) as error:
+        return read_bytes(path, "experiment", MOST_TEXT).decode()
+    except UnicodeDecodeError as error:
         raise BadData(f"{path}: cannot be read as text ({error})") from None
+
+
+def is_text(text: str) -> bool:
+    """Whether it is UTF-8: what is not comes from the command line as half characters."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def parse(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise BadExperiment(f"{source}: not valid TOML: nested too deep") from None
+    except ValueError as error:  # also what Python says of a number with thousands of digits
         raise BadExperiment(f"{source}: not valid TOML: {error}") from None
 
 
 def literal(raw: str) -> Any:
     """A TOML value, or a plain word taken as a string."""
     try:
-        return tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = tomllib.loads(f"value = {raw}")
+    except RecursionError:
+        raise BadExperiment(f"-o ...={raw[:40]}...: nested too deep") from None
+    except ValueError:
         return raw
+    return parsed["value"] if len(parsed) == 1 else raw
 
 
 def put(keys: dict[str, Any], dotted: str, value: Any) -> None:
     *sections, key = dotted.split(".")
+    if len(sections) > 1:
+        raise BadExperiment(f"{dotted[:80]} is not a key: write section.key=value")
     for section in sections:
         keys = keys.setdefault(section, {})
         if not isinstance(keys, dict):
@@ -328,21 +417,41 @@ def anchor(section: Any, key: str, folder: Path) -> None:
     """A relative path is looked for beside the experiment file first, then in the working directory."""
     if isinstance(section, dict) and isinstance(section.get(key), str):
         for place in (folder, Path()):
-            if section[key] not in (*DATASETS, WITH_DEVICES) and (place / section[key]).exists():
+            if section[key] not in (*DATASETS, WITH_DEVICES) and there_is(place / section[key]):
                 section[key] = str((place / section[key]).resolve())
                 return
 
 
-def found(name: str) -> Any:
-    """What `package.module:name` stands for."""
+def there_is(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long, or no path at all
+        return False
+
+
+def found(name: str, *takes: str) -> Any:
+    """What `package.module:name` stands for: a function or a class that takes such arguments."""
     module, _, attribute = name.partition(":")
     try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise BadExperiment(f"{name}: cannot be imported ({error}); is it on the Python path?") from None
+        thing = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise BadExperiment(f"{name[:80]}: cannot be imported ({error}); is it on the Python path?") from None
+    if not callable(thing):
+        raise BadExperiment(f"{name[:80]} is a {type(thing).__name__}: name a function or a class")
+    if takes:
+        try:
+            signature(thing).bind(*takes)
+        except TypeError:
+            raise BadExperiment(f"{name[:80]} cannot be called with ({', '.join(takes)})") from None
+        except ValueError:  # it does not say what it takes
+            pass
+    return thing
 
 
 def reference(thing: Any) -> str:
+    if isinstance(thing, partial):
+        given = [*map(repr, thing.args), *(f"{name}={value!r}" for name, value in sorted(thing.keywords.items()))]
+        return f"{reference(thing.func)}({', '.join(given)})"
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{named.__module__}:{named.__qualname__}"
 
@@ -355,7 +464,7 @@ def changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[
         if isinstance(before, dict) and isinstance(after, dict):
             keys += changes(before, after, f"{prefix}{key}.")
         elif before != after:
-            keys.append(f"{prefix}{key} (was {before}, now {after})")
+            keys.append(f"{prefix}{key[:80]} (was {shown(before)}, now {shown(after)})")
     return keys
 
 
@@ -365,7 +474,7 @@ def sentence(error: ValidationError) -> str:
     first = problems[0]
     section = {name: kind for name, kind in SECTIONS.items() if name == first["loc"][0]}
     path = first["loc"][: 2 if section else 1]
-    key = ".".join(str(part) for part in path)
+    key = ".".join(str(part) for part in path)[:100]
     others = len({problem["loc"][: len(path)] for problem in problems}) - 1
     more = f" (and {others} more)" if others else ""
     if first["type"] == "extra_forbidden":
@@ -375,7 +484,16 @@ def sentence(error: ValidationError) -> str:
     if first["type"] == "value_error":
         return f"{key} {first['ctx']['error']}{more}".replace(" .", ".", 1)
     said = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][: len(path)] == path)
-    return f"{key} = {first['input']!r} is not allowed: {'; or '.join(said)}{more}"
+    return f"{key} = {shown(first['input'])} is not allowed: {'; or '.join(said)}{more}"
+
+
+def shown(value: Any) -> str:
+    """A value in a message: whatever it is, in a few words."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # too deep, or a number of thousands of digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -385,6 +503,7 @@ SECTIONS: dict[str, type[Section]] = {
     "model": Model,
     "local": Local,
     "server": Server,
+    "accept": Accept,
     "centralized": Centralized,
     "clock": Clock,
 }

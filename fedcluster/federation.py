@@ -1,7 +1,6 @@
 """The commands of a federation: the server's, the devices', and the one that makes their keys."""
 
 from pathlib import Path
-from signal import SIGTERM, default_int_handler, signal
 from typing import Annotated
 
 import typer
@@ -20,8 +19,9 @@ def serve(
     o: Overrides = None,
     out: Out = None,
     resume: Resume = False,
-    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for devices.")] = 600.0,
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for devices, also when all are lost.")] = 600.0,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds that a cohort has for its turn.")] = 600.0,
+    min_updates: Annotated[int, typer.Option(min=1, help="Updates that a cohort's turn needs.")] = 1,
 ) -> None:
     """Train one experiment on devices elsewhere, which join."""
     with plainly("--resume"):
@@ -30,13 +30,13 @@ def serve(
 
         described = load(experiment, o)
         from fedcluster.flower import server
+        from fedcluster.flower.prepare import Terms
         from fedcluster.folder import fresh
 
         if out is None and resume:
             raise typer.BadParameter("--resume needs --out, the folder to go on in")
         check_security(certificates, insecure)
-        terms = server.Terms(nodes, wait, deadline)
-        signal(SIGTERM, default_int_handler)
+        terms = Terms(nodes, wait, deadline, min_updates)
         result = server.serve(described, address(listen), certificates, out or fresh(experiment.stem), resume, terms)
         last = result.history[-1]
         scores = f"test accuracy {last['test_accuracy']:.2%}, " if "test_accuracy" in last else ""
@@ -82,7 +82,6 @@ def join(
             }
         )
         key = certificates / "devices" / f"{device}.key" if certificates else None
-        signal(SIGTERM, default_int_handler)
         try:
             node.join(address(server), identity, certificates, key, lambda text: typer.echo(text, err=True))
         except KeyboardInterrupt:

@@ -1,7 +1,8 @@
 """Files that are whole or not there: written beside, synced, then renamed into place."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -10,17 +11,27 @@ def write_atomically(path: Path, content: bytes | str | Callable[[IO[bytes]], ob
     """Whoever reads `path`, at any moment and after any crash, finds the old content or the new."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with beside.open("wb") as file:
-            if callable(content):
-                content(file)
-            else:
-                file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        sync_folder(path.parent)
+        with named(path):
+            with beside.open("wb") as file:
+                if callable(content):
+                    content(file)
+                else:
+                    file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+            sync_folder(path.parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Name the file in errors that do not: on a full disk, write() and fsync() say only that it is full."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
 def sync_folder(folder: Path) -> None:

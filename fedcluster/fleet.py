@@ -7,7 +7,6 @@ Columnar: arrays over devices, no object per device. A device's samples D(k) are
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from fedcluster.dataset import Dataset
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Fleet as Options
 from fedcluster.fleet_file import Known
+from fedcluster.inputs import located, memory
 from fedcluster.rng import stream
 
 Ints = NDArray[Any]  # of any width
@@ -31,6 +31,7 @@ class Fleet:
     `draw(k)` gives the rows of the training set that device k holds, `mix(k)` how many of each class.
     `names` are the devices' own names where the data or a file gave them, else they are numbered from 0.
     `known` has what a fleet file, a trace or a generated world says of them.
+    A device counts for its samples, or for `cap` times those of the median device if that is less.
     `repeats` says that some class was too small, so that devices hold some of its samples more than once.
     """
 
@@ -41,14 +42,16 @@ class Fleet:
     names: NDArray[np.str_] | None = None
     repeats: bool = False
     known: Known = field(default_factory=Known)
+    cap: float = np.inf
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     @cached_property
     def weights(self) -> Floats:
-        """p_k = |D(k)| / |D|."""
-        return np.asarray(self.sizes / self.sizes.sum())
+        """p_k = |D(k)| / |D|, as far as |D(k)| counts."""
+        counted = capped(self.sizes, self.cap)
+        return np.asarray(counted / counted.sum())
 
     def pooled(self, limit: int, seed: int) -> Ints:
         """D as rows of the training set, or `limit` of them drawn uniformly when there are more."""
@@ -65,8 +68,13 @@ class Fleet:
         return rows
 
 
-def build(options: Options, dataset: Dataset, seed: int) -> Fleet:
-    """The fleet that the experiment describes."""
+def capped(sizes: Ints, cap: float) -> Ints:
+    """What sizes count for, if none may be more than `cap` times the median."""
+    return sizes if np.isinf(cap) else np.minimum(sizes, int(np.median(sizes) * cap))
+
+
+def build(options: Options, dataset: Dataset, seed: int, cap: float = np.inf) -> Fleet:
+    """The fleet that the experiment describes, in which a device counts for `cap` times the median at most."""
     if options.partition == "natural":
         everyone = natural(dataset)
         known = described(options, seed, everyone.names)
@@ -77,7 +85,7 @@ def build(options: Options, dataset: Dataset, seed: int) -> Fleet:
                 f"{options.path}: device {name_of(everyone.names, k)} has {known.samples[k]} samples, but in "
                 f"{dataset.name} it has {everyone.sizes[k]}: leave out the column"
             )
-        return replace(everyone, known=known)
+        return replace(everyone, known=known, cap=cap)
     known = described(options, seed)
     devices = next((len(column) for column in known.columns().values()), options.devices)
     if known.availability is not None:
@@ -86,7 +94,7 @@ def build(options: Options, dataset: Dataset, seed: int) -> Fleet:
     assert options.samples is not None, "the experiment fills it in"
     check_count(options, devices, options.path or options.availability)
     sizes = np.full(devices, options.samples) if known.samples is None else known.samples
-    return replace(partitioned(options, sizes, dataset, seed), names=known.names, known=known)
+    return replace(partitioned(options, sizes, dataset, seed), names=known.names, known=known, cap=cap)
 
 
 def described(options: Options, seed: int, names: Any = None) -> Known:
@@ -98,12 +106,12 @@ def described(options: Options, seed: int, names: Any = None) -> Known:
         return world.diurnal(count, seed, day)
     known = Known()
     if options.path is not None:
-        known, table = fleet_file.read(Path(options.path).expanduser(), day)
+        known, table = fleet_file.read(located(options.path, "fleet.path"), day)
         if names is not None:
             known = known.rows(matched(known, table, names))
         names = known.names if known.names is not None else np.arange(len(table)).astype(str)
     if options.availability is not None:
-        trace = traces.read(Path(options.availability).expanduser(), day)
+        trace = traces.read(located(options.availability, "fleet.availability"), day)
         if names is None:
             known = Known(names=np.array(trace.names))
             names = trace.names
@@ -131,8 +139,14 @@ def check_count(options: Options, devices: int, source: Any) -> None:
         raise BadExperiment(f"fleet.devices = {options.devices}, but {source} names {devices}: leave it out")
 
 
+def check_room(devices: int, classes: int) -> None:
+    """For a number for every class of every device."""
+    if 8 * devices * classes > memory() / 4:
+        raise BadExperiment(f"{devices:,} devices with {classes:,} classes are more than fits into memory: take fewer")
+
+
 def name_of(names: Any, k: int) -> str:
-    return str(names[k]) if names is not None else str(k)
+    return str(names[k]) if names is not None and k < len(names) else str(k)
 
 
 def partitioned(options: Options, sizes: Ints, dataset: Dataset, seed: int) -> Fleet:
@@ -181,6 +195,7 @@ def major_class(sizes: Ints, by_class: list[Ints], rho: float, seed: int) -> Fle
 
 def dirichlet(sizes: Ints, by_class: list[Ints], alpha: float, seed: int) -> Fleet:
     """Every device's class shares are drawn from Dirichlet(alpha, ..., alpha), exact to one sample."""
+    check_room(len(sizes), len(by_class))
     shares = stream(seed, "dirichlet").dirichlet(np.full(len(by_class), alpha), len(sizes)).astype(np.float32)
 
     def mix(k: int) -> Ints:
@@ -244,6 +259,7 @@ def natural(dataset: Dataset) -> Fleet:
     def mix(k: int) -> Ints:
         return np.bincount(y[draw(k)], minlength=dataset.classes)
 
+    check_room(len(names), dataset.classes)
     counts = np.zeros((len(names), dataset.classes), np.int32)
     np.add.at(counts, (owner, y), 1)
     return Fleet(np.bincount(owner), counts.argmax(axis=1).astype(np.int32), draw, mix, names=names.astype(str))

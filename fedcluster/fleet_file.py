@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from fedcluster.availability import Availability, Ints
 from fedcluster.errors import BadData
+from fedcluster.inputs import read_bytes
 from fedcluster.tables import Table, is_number
 from fedcluster.zones import hours_ahead
 
 Floats = NDArray[Any]
+MOST_SAMPLES = 10**7  # of a device, as in fleet.samples
 COLUMNS = (
     "device",
     "timezone",
@@ -72,11 +74,7 @@ class Known:
 
 def read(path: Path, day: str) -> tuple[Known, Table]:
     """Read a fleet file. Zones are asked for their offset on `day`."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise BadData(f"fleet.path: cannot read {path} ({error.strerror})") from None
-    table = Table(path, content)
+    table = Table(path, read_bytes(path, "fleet.path"))
     unknown = [name for name in table.data.column_names if name not in COLUMNS]
     if unknown:
         raise BadData(f"{path}: column {unknown[0]!r} is not known; a fleet file has any of {', '.join(COLUMNS)}")
@@ -84,7 +82,7 @@ def read(path: Path, day: str) -> tuple[Known, Table]:
     def numbers(name: str, least: float, most: float = np.inf, gaps: bool = False) -> Floats | None:
         return table.numbers(name, least, most, gaps) if name in table else None
 
-    samples = numbers("samples", 1, 2**31)
+    samples = numbers("samples", 1, MOST_SAMPLES)
     if samples is not None and (samples % 1).any():
         table.refuse(int(np.flatnonzero(samples % 1)[0]), "samples must be a whole number")
     return Known(
@@ -93,9 +91,9 @@ def read(path: Path, day: str) -> tuple[Known, Table]:
         utc_offset=offsets(table, day),
         latitude=numbers("latitude", -90, 90, gaps=True),
         longitude=numbers("longitude", -180, 180, gaps=True),
-        seconds_per_sample=numbers("seconds_per_sample", 0),
-        up_mbps=numbers("up_mbps", 1e-6),
-        down_mbps=numbers("down_mbps", 1e-6),
+        seconds_per_sample=numbers("seconds_per_sample", 0, 1e6),
+        up_mbps=numbers("up_mbps", 1e-6, 1e9),
+        down_mbps=numbers("down_mbps", 1e-6, 1e9),
     ), table
 
 

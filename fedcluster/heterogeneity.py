@@ -11,22 +11,27 @@ much the label mixes of clusters differ.
 """
 
 from dataclasses import dataclass
+from itertools import combinations
+from math import comb
 
 import numpy as np
+from numpy.random import Generator
 
 from fedcluster.clusters import Clusters
 from fedcluster.errors import BadExperiment
 from fedcluster.fleet import Floats
+from fedcluster.rng import stream
+
+COHORTS = 2000  # cohorts of a cluster that are looked at
 
 
 @dataclass(frozen=True)
 class Split:
-    """H_device and its two parts; `by_cluster` is the part of H_within that each cluster has."""
+    """H_device and its two parts."""
 
     device: float
     within: float
     cluster: float
-    by_cluster: Floats
 
 
 def check_whole(clusters: Clusters) -> None:
@@ -43,13 +48,10 @@ def split(vectors: Floats, weights: Floats, clusters: Clusters) -> Split:
     centred = np.asarray(vectors, np.float64) - weights @ np.asarray(vectors, np.float64)
     means = cluster_means(centred, weights, clusters)
     shares = np.bincount(clusters.assignment, weights=weights, minlength=clusters.count)
-    apart = weights * squares(centred - means[clusters.assignment])
-    by_cluster = np.bincount(clusters.assignment, weights=apart, minlength=clusters.count)
     return Split(
         device=float(weights @ squares(centred)),
-        within=float(by_cluster.sum()),
+        within=float(weights @ squares(centred - means[clusters.assignment])),
         cluster=float(shares @ squares(means)),
-        by_cluster=by_cluster,
     )
 
 
@@ -69,13 +71,47 @@ def variance_term(variances: Floats, weights: Floats, clusters: Clusters) -> flo
     return float((weights**2 * variances / shares[clusters.assignment]).sum())
 
 
-def sampling_term(by_cluster: Floats, clusters: Clusters, cohorts: Floats) -> float:
+def sampling_term(vectors: Floats, weights: Floats, clusters: Clusters, cohorts: Floats, seed: int) -> float:
     """What it adds to H_cluster that only c_K of a cluster's n_K devices take part in a cycle:
 
-    sum_K q_K E ||g_cohort - g_{S_K}||^2 = sum_K (n_K - c_K) / (c_K (n_K - 1)) * (cluster K's part of H_within)
+    sum_K q_K E ||g_cohort - g_{S_K}||^2,    g_cohort = sum of p_k g_k / sum of p_k, over the cohort
 
-    exactly for devices of one weight, drawn uniformly without replacement; nearly so for others. The theorem has no
-    such term: it lets all devices of a cluster take part.
+    The theorem has no such term: it lets all devices of a cluster take part.
     """
-    sizes = np.bincount(clusters.assignment, minlength=clusters.count)
-    return float((by_cluster * (sizes - cohorts) / (cohorts * np.maximum(sizes - 1, 1))).sum())
+    total = 0.0
+    for K, mine in enumerate(clusters.members):
+        rng = stream(seed, "cohort_variance", cycle=K)
+        total += float(weights[mine].sum()) * cohort_variance(vectors[mine], weights[mine], int(cohorts[K]), rng)
+    return total
+
+
+def cohort_variance(vectors: Floats, weights: Floats, c: int, rng: Generator) -> float:
+    """E ||g_cohort - g_S||^2 over the cohorts of c of the n devices of a cluster S, all equally likely.
+
+    With u_k = p_k (g_k - g_S), whose sum over S is 0, the difference is U / P, where U and P are the cohort's sums of
+    u_k and p_k. Were P the same for all cohorts, c mean(p), the expectation would be the delta method's
+
+        D = (1 - c/n) / c * sum_k ||u_k||^2 / (n - 1) / mean(p)^2
+
+    P varies, so E ||U / P||^2 is the mean over all cohorts if there are at most COHORTS, else over so many drawn at
+    random, with ||U / (c mean(p))||^2, whose expectation D is known, as the control variate.
+    """
+    n = len(weights)
+    if c >= n:
+        return 0.0
+    p = np.asarray(weights, np.float64) / weights.mean()
+    u = (p[:, None] * (vectors - p @ vectors / n)).astype(vectors.dtype)
+    delta = (1 - c / n) / c * float(squares(u).sum()) / (n - 1)
+    if np.ptp(p) < 1e-12 or delta == 0.0:
+        return delta
+    if comb(n, c) <= COHORTS:
+        drawn = np.array(list(combinations(range(n), c)))
+    else:
+        drawn = rng.random((COHORTS, n)).argpartition(c, axis=1)[:, :c]
+    inside = np.zeros((len(drawn), n), u.dtype)
+    np.put_along_axis(inside, drawn, 1, axis=1)
+    linear, weight = squares(inside @ u / c).astype(np.float64), inside @ p / c
+    ratio = linear / weight**2
+    spread = linear - linear.mean()
+    slope = float(spread @ ratio / max(float(spread @ spread), 1e-300))
+    return max(0.0, float(ratio.mean()) + slope * (delta - float(linear.mean())))

@@ -1,14 +1,15 @@
 """The ledger: every message that a device received or sent. One download and one upload a round, no more."""
 
+import json
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcluster.accept import ELSEWHERE, Update
+from fedcluster.accept import ELSEWHERE, UNSENT, Update
 from fedcluster.errors import BudgetExceeded
 from fedcluster.fleet import Ints
-from fedcluster.ranks import everywhere
+from fedcluster.ranks import everywhere, gathered
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message
 
@@ -26,8 +27,10 @@ class Ledger:
         self.counts = dict.fromkeys(COUNTS, 0)
         self.downloads, self.uploads = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
         self.last_download, self.last_upload = np.full(devices, -1), np.full(devices, -1)
-        self.refusals: list[tuple[int, str]] = []
+        self.refusals: list[tuple[int, int, str]] = []
+        self.received = 0
         self.missing: list[int] = []
+        self.broadcast = 0  # bytes of the latest one
 
     def send(self, cycle: Cycle, message: Message, exchange: int = 0) -> None:
         """The cohort downloads the broadcast. Further exchanges of a turn are counted, not refused: the run has said
@@ -39,12 +42,20 @@ class Ledger:
             self.spend(self.last_download, cycle.cohort, cycle.round, "download")
         self.downloads[cycle.cohort] += 1
         self.counts["downloads"] += len(cycle.cohort)
-        self.counts["bytes_down"] += len(cycle.cohort) * size(message)
+        self.broadcast = size(message)
+        self.counts["bytes_down"] += len(cycle.cohort) * self.broadcast
 
     def receive(self, updates: Iterable[Update], cycle: Cycle, form: Message, exchange: int = 0) -> Iterator[Update]:
-        """Devices upload, one after the other. Strangers and repeats are not on the books: accept refuses them."""
+        """Devices upload, one after the other. Strangers and repeats are not on the books: accept refuses them. Nor is
+        the download of a device that the broadcast could not be sent to."""
         waiting = set(cycle.cohort.tolist()) if len(self.uploads) and form else set()
         for update in updates:
+            if update.message is UNSENT:
+                self.downloads[update.device] -= 1
+                self.counts["downloads"] -= 1
+                self.counts["bytes_down"] -= self.broadcast
+                continue
+            self.received += 1
             if update.device in waiting:
                 waiting.remove(update.device)
                 if exchange == 0:
@@ -56,16 +67,24 @@ class Ledger:
             yield update
         self.missing = sorted({*self.missing, *waiting})
 
+    def fail(self, devices: Ints, part: list[Ints]) -> None:
+        """A cycle has failed: what travelled is counted, but it is nobody's turn of this round. `part` is as before."""
+        self.last_download[devices], self.last_upload[devices] = part[2:]
+
     def refuse(self, update: Update, reason: str) -> None:
         """An update that accept turned away; the reasons of a cycle are kept until it is closed."""
-        self.refusals.append((update.device, reason))
+        self.refusals.append((self.received, update.device, reason))
 
     def close(self, changed: bool) -> list[tuple[int, str]]:
-        """The cycle is over: count its aggregation if it changed the model, and hand over its refusals."""
+        """The cycle is over: count its aggregation if it changed the model, and hand over its refusals, those of all
+        ranks, in the order in which the updates came."""
         self.counts["aggregations"] += bool(len(self.downloads)) and changed
-        self.counts["refused"] += everywhere(len(self.refusals))
-        refusals, self.refusals = self.refusals, []
-        return refusals
+        refused = everywhere(len(self.refusals))
+        self.counts["refused"] += refused
+        everybodys = gathered(json.dumps(self.refusals)) if refused else []
+        refusals = sorted(tuple(refusal) for text in everybodys for refusal in json.loads(text))
+        self.refusals, self.received = [], 0
+        return [(device, reason) for _, device, reason in refusals]
 
     @staticmethod
     def spend(last: Ints, devices: Ints, round: int, what: str) -> None:
@@ -77,11 +96,22 @@ class Ledger:
             )
         last[devices] = round
 
+    @property
+    def columns(self) -> tuple[Ints, ...]:
+        return self.downloads, self.uploads, self.last_download, self.last_upload
+
+    def part(self, devices: Ints) -> list[Ints]:
+        """A copy of what is on the books of these devices."""
+        return [column[devices] for column in self.columns] if len(self.downloads) else []
+
+    def put_back(self, devices: Ints, part: list[Ints]) -> None:
+        for column, values in zip(self.columns, part, strict=False):
+            column[devices] = values
+
     def to_array(self) -> NDArray[np.int64]:
         """The devices that ever took part, a column each."""
         active = np.flatnonzero(self.downloads)
-        columns = (self.downloads, self.uploads, self.last_download, self.last_upload)
-        return np.stack([active, *(column[active] for column in columns)])
+        return np.stack([active, *(column[active] for column in self.columns)])
 
     def restore(self, array: NDArray[np.int64], counts: dict[str, int]) -> None:
         active = array[0]

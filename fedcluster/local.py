@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from fedcluster.dataset import Dataset
+from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Local
 from fedcluster.fleet import Ints
 from fedcluster.learner import Learner
 from fedcluster.optimizers import optimizer
 from fedcluster.rng import stream, torch_seed
 
-Correct = Callable[[Tensor, Tensor, Tensor], object]
-"""A local rule: changes the gradient in place, given (gradient, w, the w that was received)."""
+Correct = Callable[[Tensor, Tensor, Tensor], Tensor | None]
+"""A local rule: given (gradient, w, the w that was received), changes the gradient in place or returns another."""
 
 
 class Rule(Protocol):
@@ -100,11 +101,24 @@ def descend(
     for x, y in batches:
         learner.differentiate(x.to(device), y.to(device))
         if correct is not None:
-            correct(g, w, start)
+            replace_by(correct(g, w, start), g)
         if drift is not None:
             g.add_(drift)
         rule.step(w, g)
     return learner.w.clone()
+
+
+def replace_by(returned: object, gradient: Tensor) -> None:
+    """Take the gradient that a local rule returned, if it returned one."""
+    if returned is None or returned is gradient:
+        return
+    if not isinstance(returned, Tensor) or returned.shape != gradient.shape:
+        what = f"a tensor of shape {list(returned.shape)}" if isinstance(returned, Tensor) else repr(returned)[:80]
+        raise BadExperiment(
+            f"local.algorithm: the local rule returned {what}; return a gradient of shape {list(gradient.shape)}, "
+            "or change the one given in place and return None"
+        )
+    gradient.copy_(returned)
 
 
 @torch.no_grad()

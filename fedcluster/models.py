@@ -116,7 +116,7 @@ def build(name: Any, shape: Shape, classes: int, seed: int) -> nn.Module:
         case "alexnet":
             make = AlexNet
         case str():
-            make = found(name)
+            make = found(name, "shape", "classes")
         case _:
             make = name
     with torch.random.fork_rng(devices=[]):

@@ -41,7 +41,7 @@ class Portrait:
 
 def portray(experiment: Experiment, display: Display) -> Portrait:
     dataset = sources.open_dataset(experiment.data.name, display.say)
-    everyone = fleet.build(experiment.fleet, dataset, experiment.seed)
+    everyone = fleet.build(experiment.fleet, dataset, experiment.seed, experiment.accept.cap(claimed=False))
     groups = group(experiment, dataset, everyone, display)
     mix = np.array([everyone.mix(k) for k in display.track(range(len(everyone)), "drawing the fleet", "devices")])
     return Portrait(everyone, groups, mix)

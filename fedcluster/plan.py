@@ -35,6 +35,11 @@ class Plan:
     coverage: Floats | None = None
 
     @property
+    def inequality(self) -> str | None:
+        """What follows from clusters of unequal weight; without a column samples, all devices weigh the same."""
+        return self.clusters.inequality(self.fleet, "devices" if self.fleet.known.samples is None else "samples")
+
+    @property
     def offsets(self) -> list[tuple[float, float] | None]:
         """The first and the last UTC offset of each band."""
         if self.slots is not None:

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fedcluster import algorithms, clusters, fleet, models, sources
+from fedcluster import algorithms, clusters, compiled, fleet, models, sources
 from fedcluster import clock as clocks
 from fedcluster.dataset import Dataset
 from fedcluster.display import Display
@@ -16,6 +16,7 @@ from fedcluster.errors import BadData, BadExperiment
 from fedcluster.evaluate import Evaluator
 from fedcluster.executor import Executor, InProcess
 from fedcluster.experiment import Experiment, Local
+from fedcluster.inputs import check_size, located
 from fedcluster.learner import Learner, Objective, cross_entropy
 from fedcluster.ledger import size
 from fedcluster.ranks import Ranks, among_ranks, from_rank_0
@@ -46,13 +47,14 @@ class Setup:
     start: State
     new: Message  # what a device keeps that has not taken part
     devices: int  # on the ledger
+    min_updates: int = 0  # with fewer a cycle fails, and a round of nothing else is taken again: in a federation
 
 
 def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Setup:
     """Experiment -> dataset -> fleet -> clusters -> schedule, and the learner with its start W_0."""
     seed, options = experiment.seed, experiment.clusters
     dataset = sources.open_dataset(experiment.data.name, display.say)
-    everyone = fleet.build(experiment.fleet, dataset, seed)
+    everyone = fleet.build(experiment.fleet, dataset, seed, experiment.accept.cap(claimed=False))
     if everyone.repeats:
         display.say(
             f"{dataset.name}: a class is smaller than a device's share of it, so devices hold samples more than once"
@@ -64,9 +66,11 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
         options, everyone, groups, seed, 1.0 if experiment.clock is None else experiment.clock.over_select
     )
     central = experiment.method == "centralized"
-    local = pooled_budget(experiment, everyone, schedule) if central else experiment.local
-    algorithm = algorithms.build(local, seed)
+    local = pooled_budget(experiment, everyone, schedule, display) if central else experiment.local
+    algorithm = algorithms.Centralized(local) if central else algorithms.build(local, seed)
     learner = beginner(experiment, dataset, device, algorithm.objective)
+    if learner.could_be_compiled and compiled.library() is None:
+        display.say(f"training with torch, which is slower for this model: {compiled.why_torch}")
     evaluate = Evaluator(learner, dataset, everyone, seed)
     devices = len(everyone)
     if central:
@@ -111,7 +115,7 @@ def untried(experiment: Experiment, shape: tuple[int, ...], classes: int, device
     """The model at its start, where there may be no data to try it on."""
     learner = Learner(models.build(experiment.model.name, shape, classes, experiment.seed), device, objective)
     if experiment.model.init is not None:
-        learner.load(starting_point(Path(experiment.model.init).expanduser(), learner, "model.init"))
+        learner.load(starting_point(located(experiment.model.init, "model.init"), learner, "model.init"))
     return learner
 
 
@@ -123,9 +127,16 @@ def group(experiment: Experiment, dataset: Dataset, everyone: fleet.Fleet, displ
         display.say(f"looking for {options.method} clusters of {len(everyone):,} devices")
     if searched and options.features == "gradients":
         learner = beginner(experiment, dataset)
-        features = gradient_sketches(learner, learner.w.clone(), dataset, everyone, experiment.local, seed, display)
+        features = gradient_sketches([learner], learner.w.clone(), dataset, everyone, experiment.local, seed, display)
         features = from_rank_0(features)
     return clusters.build(options, everyone, seed, features)
+
+
+def unequal_clusters(setup: Setup) -> str | None:
+    """A sentence where the clusters' weights q_K differ. Clusters that are redrawn every round are equal on average."""
+    if setup.experiment.clusters.method == "redrawn":
+        return None
+    return setup.clusters.inequality(setup.fleet)
 
 
 def executor_of(experiment: Experiment, dataset: Dataset) -> InProcess:
@@ -181,11 +192,11 @@ def starting_point(path: Path, learner: Learner, key: str) -> torch.Tensor:
         raise BadData(f"{key}: there is no file {path}") from None
     except (OSError, SafetensorError) as error:
         raise BadData(f"{key}: {path} is not a safetensors file ({error})") from None
-    expected = learner.shapes
-    for name in expected.keys() | tensors.keys():
-        if name not in tensors or name not in expected or tuple(tensors[name].shape) != expected[name]:
-            raise BadData(f"{key}: {path} must have the tensors {form(expected)}, but {name} does not fit")
-    vector = learner.vector(tensors)
+    try:
+        vector = learner.from_state_dict(tensors)
+    except ValueError as error:
+        wanted = form({key: learner.shapes[name] for key, name in learner.keys.items() if name in learner.shapes})
+        raise BadData(f"{key}: {path} must have the tensors {wanted}, but {error} does not fit") from None
     if not torch.isfinite(vector).all():
         raise BadData(f"{key}: {path} has values that are not finite")
     return vector
@@ -201,10 +212,14 @@ def check_output(learner: Learner, dataset: Dataset) -> None:
     try:
         with torch.no_grad():
             scores = learner.module(dataset.inputs(dataset.x_train[:2]).to(learner.device))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except Exception as error:  # a model may do anything
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadExperiment(f"model.name: the model does not take samples {list(dataset.shape)} ({why})") from None
+    if not isinstance(scores, torch.Tensor):
         raise BadExperiment(
-            f"model.name: the model does not take samples {list(dataset.shape)} ({str(error).splitlines()[0]})"
-        ) from None
+            f"model.name: the model returns a {type(scores).__name__}, and it must return one tensor, "
+            f"a row of {dataset.classes} scores for each sample: wrap it in a module that does"
+        )
     if tuple(scores.shape) != (2, dataset.classes):
         raise BadExperiment(
             f"model.name: the model gives {list(scores.shape[1:])} scores a sample, "
@@ -212,18 +227,34 @@ def check_output(learner: Learner, dataset: Dataset) -> None:
         )
 
 
-def pooled_budget(experiment: Experiment, everyone: fleet.Fleet, schedule: Schedule) -> Local:
-    """Centralized SGD spends in a round the samples that the fleet's cohorts spend: the paper's 1000 x 60."""
+def pooled_budget(experiment: Experiment, everyone: fleet.Fleet, schedule: Schedule, display: Display) -> Local:
+    """Centralized SGD spends in a round the samples that the fleet's cohorts spend: the paper's 1000 x 60. A sentence
+    says so where whole steps cannot."""
     options, local = experiment.centralized, experiment.local
-    each = everyone.sizes.mean() if local.batch == "full" else local.batch
-    spent = schedule.cohort_size() * local.mean_steps * each
-    one_step = everyone.sizes.sum() if options.batch == "full" else options.batch
+    spent = samples_a_round(schedule, everyone, local)
+    one_step = int(everyone.sizes.sum()) if options.batch == "full" else options.batch
     steps = options.steps or max(1, round(spent / one_step))
+    if options.steps is None and steps * one_step != spent:
+        average = "" if isinstance(local.steps, int) and local.batch != "full" else " on average"
+        display.say(
+            f"centralized training takes {steps:,} step{'s' * (steps > 1)} of {one_step:,} samples a round, "
+            f"{steps * one_step:,} in all; the fleet's cohorts use {spent:,.0f}{average}"
+        )
     return local.model_copy(update={"algorithm": "fedavg", "steps": steps, "batch": options.batch})
+
+
+def samples_a_round(schedule: Schedule, everyone: fleet.Fleet, local: Local) -> float:
+    """Samples that the cohorts of a round use in their local steps, on average over the draws of cohorts and steps."""
+    if local.batch != "full":
+        return schedule.cohort_size() * local.mean_steps * local.batch
+    members = schedule.clusters.members_in(0, schedule.seed)
+    sizes = [cycle.wanted * everyone.sizes[members[cycle.cluster]].mean() for cycle in schedule.round(0)]
+    return float(sum(sizes)) * local.mean_steps
 
 
 def pool(everyone: fleet.Fleet, seed: int) -> fleet.Fleet:
     """One device that holds all data: centralized training is the same code with M = n = 1."""
+    check_size("the fleet's pooled data, as a list of places,", 8 * int(everyone.sizes.sum()))
     rows = everyone.pooled(int(everyone.sizes.sum()), seed)
     mix = lambda _: np.sum([everyone.mix(k) for k in range(len(everyone))], axis=0)  # noqa: E731
     return fleet.Fleet(np.array([len(rows)]), np.zeros(1, np.int32), lambda _: rows, mix)

@@ -5,17 +5,23 @@ Rank 0 has the folder, the record and the evaluation. A rank that is lost ends t
 restart (--max-restarts), starts all again: rank 0 goes on from the checkpoint and tells the others where.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
 
+import numpy as np
 import torch
-from torch import distributed
+from numpy.typing import NDArray
+from torch import Tensor, distributed
 
 from fedcluster.accept import ELSEWHERE, Update
+from fedcluster.aggregate import add_up, meeting
+from fedcluster.errors import NotAlike
 from fedcluster.executor import InProcess, Memory
-from fedcluster.fleet import Floats
+from fedcluster.fleet import Floats, Ints
+from fedcluster.norms import WINDOW
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message, State, Time
 
@@ -88,14 +94,39 @@ def agree(state: State, new: Message) -> State:
         distributed.broadcast(known, 0)
     memory = {device: hand_round(state.devices.get(device, new), 0) for device in known.tolist()}
     kept = hand_round({"model": state.model} | state.server, 0)
-    return State(kept.pop("model"), kept, memory, round, cycle, Time(*time))
+    norms = {name: recent_medians(medians, state.model) for name, medians in state.norms.items()}
+    return State(kept.pop("model"), kept, memory, round, cycle, Time(*time), state.size, norms)
+
+
+def recent_medians(medians: tuple[float, ...], like: Tensor) -> tuple[float, ...]:
+    """Rank 0's."""
+    table = torch.full((WINDOW,), -1.0, dtype=torch.float64)
+    table[: len(medians)] = torch.tensor(medians, dtype=torch.float64)
+    table = table.to(like.device)
+    distributed.broadcast(table, 0)
+    return tuple(median for median in table.tolist() if median >= 0)
+
+
+def of_all(kept: dict[int, dict[str, float]], cohort: Ints, form: Message) -> dict[int, dict[str, float]]:
+    """The norms of the updates that any rank has accepted. Every device is one rank's, so that the sum is exact."""
+    if not distributed.is_initialized() or not form:
+        return kept
+    table = torch.zeros(len(cohort), 1 + len(form), dtype=torch.float64)
+    for row, device in enumerate(cohort.tolist()):
+        if device in kept:
+            table[row] = torch.tensor([1.0, *(kept[device][name] for name in form)], dtype=torch.float64)
+    table = table.to(next(iter(form.values())).device)
+    add_up(table)
+    rows = zip(cohort.tolist(), table.tolist(), strict=True)
+    return {device: dict(zip(form, norms, strict=True)) for device, (accepted, *norms) in rows if accepted}
 
 
 def hand_round(message: Message, source: int) -> Message:
     """What `source` has under these names."""
     copies = {name: tensor.clone() for name, tensor in message.items()}
-    for tensor in copies.values():
-        distributed.broadcast(tensor, source)
+    with meeting():
+        for tensor in copies.values():
+            distributed.broadcast(tensor, source)
     return copies
 
 
@@ -103,16 +134,56 @@ def from_rank_0(rows: Floats) -> Floats:
     """Rank 0's numbers for everybody: another machine may round otherwise."""
     if not distributed.is_initialized():
         return rows
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    numbers = torch.from_numpy(rows).to(device)
+    numbers = torch.from_numpy(rows).to(meeting_place())
     distributed.broadcast(numbers, 0)
     return numbers.cpu().numpy()
+
+
+def anywhere(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which of the flags are set on any rank."""
+    if not distributed.is_initialized():
+        return flags
+    counts = torch.from_numpy(flags.astype(np.int64)).to(meeting_place())
+    add_up(counts)
+    return counts.cpu().numpy() > 0
 
 
 def everywhere(number: int) -> int:
     """The sum of a number over all ranks."""
     if not distributed.is_initialized():
         return number
-    total = torch.tensor([number])
-    distributed.all_reduce(total)
+    total = torch.tensor([number], device=meeting_place())
+    add_up(total)
     return int(total)
+
+
+def gathered(text: str) -> list[str]:
+    """What every rank says, in the order of the ranks."""
+    if not distributed.is_initialized():
+        return [text]
+    place, ours = meeting_place(), text.encode()
+    sizes = [torch.zeros(1, dtype=torch.int64, device=place) for _ in range(distributed.get_world_size())]
+    with meeting():
+        distributed.all_gather(sizes, torch.tensor([len(ours)], device=place))
+        longest = max(int(size) for size in sizes)
+        padded = torch.tensor(list(ours.ljust(longest)), dtype=torch.uint8, device=place)
+        all_of_them = [torch.zeros_like(padded) for _ in sizes]
+        distributed.all_gather(all_of_them, padded)
+    return [bytes(said[: int(size)].tolist()).decode() for said, size in zip(all_of_them, sizes, strict=True)]
+
+
+def check_alike(facts: dict[str, str]) -> None:
+    """That all ranks train the same thing in the same way; those that do not would spoil it in silence."""
+    said = [json.loads(text) for text in gathered(json.dumps(facts))]
+    for rank, theirs in enumerate(said):
+        other = [name for name, value in said[0].items() if theirs.get(name) != value]
+        if other:
+            has = [", ".join(f"{name} {one.get(name)}" for name in other) for one in (theirs, said[0])]
+            raise NotAlike(
+                f"rank {rank} has {has[0]}, and rank 0 has {has[1]}: the model would be neither's; bring all ranks to "
+                "the same, and go on with --resume"
+            )
+
+
+def meeting_place() -> str:
+    return "cuda" if distributed.get_backend() == "nccl" else "cpu"

@@ -59,7 +59,12 @@ def verdict(result: Comparison) -> list[str]:
     loss, _ = found["fedavg"].final("train_loss")
     rounds = found["fedcluster"].rounds_to(loss)
     last = found["fedavg"].histories[0][-1]["round"]
-    return [
+    spent = {m: sum(lines[-1]["device_updates"] for lines in found[m].histories) for m in ("fedavg", "fedcluster")}
+    unequal = (
+        f"The budgets differ: FedAvg had {spent['fedavg']:,} device updates over all seeds, FedCluster "
+        f"{spent['fedcluster']:,}."
+    )
+    return [unequal] * (spent["fedavg"] != spent["fedcluster"]) + [
         f"FedCluster reached FedAvg's last training loss ({loss:.4f}, after {last} rounds) in rounds: "
         + ", ".join("never" if n is None else str(n) for n in rounds)
         + " (by seed)"

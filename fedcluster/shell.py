@@ -1,5 +1,6 @@
 """What all commands share: their arguments, and mistakes told in one sentence."""
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,12 @@ from typing import Annotated
 
 import typer
 
-from fedcluster.errors import FedClusterError
+from fedcluster.errors import FedClusterError, Terminated, TooLarge
+from fedcluster.processes import terminable
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the quota, the largest file allowed
+
+LONGEST = 1000  # characters of a message
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", show_default=False)]
 Overrides = Annotated[
@@ -21,20 +27,48 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on where an earlier r
 
 @contextmanager
 def plainly(goes_on: str | None = None) -> Iterator[None]:
-    """What a person can cause ends in one sentence and an exit code, not in a traceback. Interrupted, it says what
-    goes on."""
+    """What a person can cause ends in one sentence and an exit code, not in a traceback. Interrupted or terminated, it
+    says what goes on."""
     try:
-        yield
+        with terminable():
+            yield
     except FedClusterError as error:
-        typer.echo(f"fedcluster: {error}", err=True)
+        typer.echo(f"fedcluster: {one_line(str(error))}", err=True)
         raise typer.Exit(error.exit_code) from None
     except BrokenPipeError:  # whoever read our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
+    except (MemoryError, RecursionError, OverflowError, RuntimeError) as error:
+        reason = exhausted(error)
+        if reason is None:
+            raise
+        typer.echo(f"fedcluster: {reason}", err=True)
+        raise typer.Exit(TooLarge.exit_code) from None
     except OSError as error:
-        typer.echo(f"fedcluster: {error.filename or 'file system'}: {error.strerror or error}", err=True)
+        then = f"; free some space, and {goes_on} goes on" if error.errno in FULL and goes_on else ""
+        typer.echo(f"fedcluster: {error.filename or 'file system'}: {error.strerror or error}{then}", err=True)
         raise typer.Exit(5) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        terminated = isinstance(error, Terminated)
         then = f", and {goes_on} goes on from it" if goes_on else ""
-        typer.echo(f"fedcluster: interrupted; what is written is whole{then}", err=True)
-        raise typer.Exit(130) from None
+        typer.echo(
+            f"fedcluster: {'terminated' if terminated else 'interrupted'}; what is written is whole{then}", err=True
+        )
+        raise typer.Exit(Terminated.exit_code if terminated else 130) from None
+
+
+def one_line(text: str) -> str:
+    """What files and people gave may stand in a message: without control characters, and not too long."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} ... {text[-195:]}"
+
+
+def exhausted(error: Exception) -> str | None:
+    """The last catch: what is wrong where memory, depth or numbers ran out; None for other errors."""
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
+        return "out of memory: take a smaller model, fewer devices or clusters, or smaller batches"
+    if isinstance(error, RecursionError):
+        return "something in the input is nested too deep to be read"
+    if isinstance(error, OverflowError) or "without overflow" in str(error):
+        return f"a number in the input is too large to be counted with ({str(error)[:120]})"
+    return None

@@ -67,6 +67,4 @@ def estimated(sketches: Floats, copies: int, weights: Floats, clusters: Clusters
         values = np.array([getattr(one, name) for one in found])
         error = values.std(ddof=1) / copies**0.5 if copies > 1 else 0.0
         errors[name] = Estimate(float(values.mean()), float(error))
-    by_cluster = np.mean([one.by_cluster for one in found], axis=0)
-    whole = Split(errors["device"].value, errors["within"].value, errors["cluster"].value, by_cluster)
-    return whole, errors
+    return Split(errors["device"].value, errors["within"].value, errors["cluster"].value), errors

@@ -20,8 +20,10 @@ from scipy.sparse import coo_array
 
 from fedcluster.availability import Availability, Ints
 from fedcluster.errors import BadExperiment
+from fedcluster.inputs import memory
 from fedcluster.zones import DAY
 
+MOST_SLOTS = 1440  # of a day: a minute each
 PIECES = 100  # corners of the cost below the mean, and as many above: sizes are equal to a hundredth of it
 
 
@@ -47,6 +49,11 @@ def timetable(trace: Availability, count: int, free_seconds: float, rng: Generat
         raise BadExperiment(
             f"clusters.free_seconds = {free_seconds:g} is more than a slot has: a day in {count} slots leaves "
             f"{width / 1000:.0f} s: take fewer clusters, or ask for less"
+        )
+    if count > MOST_SLOTS or 4 * len(trace) * count > memory() / 4:
+        raise BadExperiment(
+            f"clusters.count = {count} slots of a day for {len(trace):,} devices: take at most {MOST_SLOTS} slots, and "
+            "no more than fit into memory"
         )
     share = np.empty((len(trace), count), np.float32)
     for part, days in trace.windows(count, width, least):

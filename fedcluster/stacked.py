@@ -15,9 +15,8 @@ from torch import Tensor
 
 from fedcluster.accept import Update
 from fedcluster.executor import InProcess, Memory
-from fedcluster.learner import Learner
+from fedcluster.learner import Learner, Loss
 from fedcluster.local import Batches
-from fedcluster.program import Loss
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message
 
@@ -31,6 +30,7 @@ class StackedLearner(Learner):
 
     def __init__(self, one: Learner, count: int) -> None:
         self.module, self.objective, self.size, self.chain = one.module, one.objective, one.size, None
+        self.counters, self.noise = {}, []  # a model that counts or draws random numbers cannot be stacked
         self.w = one.w.repeat(count, 1)
         self.gradient = self.w.new_zeros(count, one.size)
         loss = Loss(one.module, one.objective)

@@ -24,7 +24,8 @@ class Time:
 class State:
     """The global model W_{jM+K}, what the server and the devices keep, and the position: round j and cycle K come
     next, at this simulated time. Only devices that have taken part and have something to keep are in `devices`, which
-    grows in place."""
+    grows in place. The first `size` numbers of the model are trained (None: all), the rest are running statistics.
+    `norms` has what the updates of recent cohorts measured, by part of their messages: see `norms`."""
 
     model: Tensor
     server: Message = field(default_factory=dict)
@@ -32,3 +33,5 @@ class State:
     round: int = 0
     cycle: int = 0
     time: Time = Time()
+    size: int | None = None
+    norms: dict[str, tuple[float, ...]] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""A survey of the fleet at one model w: one pass over every device's data.
+"""A survey of the fleet at one model w: one pass over the data of every device, or of a sample of a large fleet.
 
 Of each device it keeps f_k(w), ||grad f_k(w)||^2, the variance of its batch gradient and a sketch of its gradient; no
-two devices' gradients are in memory at once. The module is in evaluation mode (no dropout, running statistics as they
-are), so that f_k is a function of w alone.
+more than a few devices' gradients are in memory at once. The module is in evaluation mode (no dropout, running
+statistics as they are), so that f_k is a function of w alone.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from fedcluster.clusters import Clusters
+from fedcluster.crew import in_order
 from fedcluster.dataset import Dataset
 from fedcluster.display import Display
 from fedcluster.experiment import Local
 from fedcluster.fleet import Fleet, Floats, Ints
-from fedcluster.learner import Learner
+from fedcluster.learner import Learner, Loss
 from fedcluster.local import Batches
-from fedcluster.program import Loss
 from fedcluster.rng import stream
 from fedcluster.sketches import Sketch
 
@@ -33,56 +33,72 @@ PerSample = Callable[[Tensor, Tensor], dict[str, Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What a pass found. `between` is H_cluster without sketching, where the clusters' gradients had room."""
+    """What a pass found, a row for each of `devices`: all of them, or in large fleets a sample. `between` is H_cluster
+    without sketching, where all devices were visited and the clusters' gradients had room."""
 
+    devices: Ints
     losses: Floats  # f_k(w)
     norms: Floats  # ||grad f_k(w)||^2
     variances: Floats  # s_k^2, of one batch of the experiment
+    errors: Floats  # their standard errors: 0 where all of a device's samples were looked at
     sketches: Floats
     copies: int  # independent sketches side by side in a row
-    gradient: float  # ||grad f(w)||^2
+    gradient: float  # ||grad f(w)||^2, of the devices visited
     between: float | None
 
 
 def survey(
-    learner: Learner,
+    learners: list[Learner],
     w: Tensor,
     dataset: Dataset,
     fleet: Fleet,
+    devices: Ints,
     local: Local,
     seed: int,
     display: Display,
     clusters: Clusters | None = None,
     what: str = "gradients of the devices",
 ) -> Survey:
-    """Look at every device once. With `clusters`, also at the gradient of each, exactly."""
-    n, weights, sketch = len(fleet), fleet.weights, Sketch(learner.size, seed)
-    losses, norms, variances = np.zeros(n), np.zeros(n), np.zeros(n)
+    """Look at these devices once, with a thread for every learner. With `clusters`, and if they are all devices, also
+    at the gradient of each cluster, exactly."""
+    n, size, sketch = len(devices), learners[0].size, Sketch(learners[0].size, seed)
+    weights = fleet.weights[devices] / fleet.weights[devices].sum()
+    losses, norms, variances, errors = (np.zeros(n) for _ in range(4))
     sketches = np.zeros((n, sketch.length), np.float32)
-    total = torch.zeros(learner.size, dtype=torch.float64)
-    exact = clusters is not None and clusters.count * learner.size * 4 <= CLUSTER_ROOM
-    sums = torch.zeros(clusters.count if clusters and exact else 0, learner.size)
-    single = single_gradients(learner, w, dataset)
+    total = torch.zeros(size, dtype=torch.float64)
+    exact = clusters is not None and n == len(fleet) and clusters.count * size * 4 <= CLUSTER_ROOM
+    sums = torch.zeros(clusters.count if clusters and exact else 0, size)
     most = max(LEAST_ROWS, ROWS // n)
-    for k in display.track(range(n), what, "devices"):
+
+    def look(tool: tuple[Learner, PerSample], i: int) -> Tensor:
+        """Everything of one device but sums over several; the gradient that they need."""
+        learner, single = tool
+        k = int(devices[i])
         batches = Batches(dataset, fleet.draw(k), local, seed, (0, 0, k))
-        losses[k], gradient = loss_and_gradient(learner, w, batches)
-        norms[k] = float(gradient.double().square().sum())
-        sketches[k] = sketch(gradient).numpy()
-        total.add_(gradient.cpu(), alpha=float(weights[k]))
-        if clusters is not None and exact:
-            sums[clusters.assignment[k]].add_(gradient.cpu(), alpha=float(weights[k]))
+        losses[i], gradient = loss_and_gradient(learner, w, batches)
+        norms[i] = float(gradient.double().square().sum())
+        sketches[i] = sketch(gradient).numpy()
         if local.batch != "full":
-            rows = sample_rows(batches.rows, most, seed, k)
-            mean = learner.named(gradient, partial=True)
-            variances[k] = mean_square_deviation(single, batches, rows, mean) / local.batch
+            rows = sample_rows(batches.rows, most, seed, "variance", k)
+            apart = square_deviations(single, batches, rows, learner.named(gradient, partial=True)) / local.batch
+            variances[i] = apart.mean()
+            if len(rows) < len(batches.rows):
+                errors[i] = apart.std(ddof=1) * np.sqrt((1 - len(rows) / len(batches.rows)) / len(rows))
+        return gradient.cpu()
+
+    tools = [(learner, single_gradients(learner, w, dataset)) for learner in learners]
+    for i, gradient in enumerate(in_order(look, display.track(range(n), what, "devices"), tools)):
+        total.add_(gradient, alpha=float(weights[i]))
+        if clusters is not None and exact:
+            sums[clusters.assignment[devices[i]]].add_(gradient, alpha=float(weights[i]))
     between = None
     if clusters is not None and exact:
         shares = clusters.weights(fleet)
         between = sum(
             float(q * (mine.double() / q - total).square().sum()) for q, mine in zip(shares, sums, strict=True)
         )
-    return Survey(losses, norms, variances, sketches, sketch.copies, float(total.square().sum()), between)
+    gradient_norm = float(total.square().sum())
+    return Survey(devices, losses, norms, variances, errors, sketches, sketch.copies, gradient_norm, between)
 
 
 def loss_and_gradient(learner: Learner, w: Tensor, batches: Batches) -> tuple[float, Tensor]:
@@ -99,26 +115,26 @@ def loss_and_gradient(learner: Learner, w: Tensor, batches: Batches) -> tuple[fl
     return loss, total
 
 
-def mean_square_deviation(single: PerSample, batches: Batches, rows: Ints, mean: dict[str, Tensor]) -> float:
-    """The mean of ||grad f(w; sample) - grad f_k(w)||^2 over these rows, some at a time.
+def square_deviations(single: PerSample, batches: Batches, rows: Ints, mean: dict[str, Tensor]) -> Floats:
+    """||grad f(w; sample) - grad f_k(w)||^2 of these rows, some at a time.
 
-    A batch of b samples drawn with replacement, as ours are, has 1/b of it as the variance of its gradient.
+    A batch of b samples drawn with replacement, as ours are, has 1/b of their mean as the variance of its gradient.
     """
     size, device = sum(tensor.numel() for tensor in mean.values()), next(iter(mean.values())).device
-    total, several = 0.0, max(1, ROOM // (4 * size))
+    found, several = np.zeros(len(rows)), max(1, ROOM // (4 * size))
     for start in range(0, len(rows), several):
         x, y = batches.gather(rows[start : start + several])
         for name, gradients in single(x.to(device), y.to(device)).items():
-            apart = gradients.sub_(mean[name]).flatten(1)
-            total += float(torch.linalg.vector_norm(apart, dim=1).double().square().sum())
-    return total / len(rows)
+            apart = torch.linalg.vector_norm(gradients.sub_(mean[name]).flatten(1), dim=1)
+            found[start : start + several] += apart.double().square().cpu().numpy()
+    return found
 
 
-def sample_rows(rows: Ints, most: int, seed: int, device: int) -> Ints:
+def sample_rows(rows: Ints, most: int, seed: int, role: str, device: int) -> Ints:
     """All of a device's rows, or so many of them drawn without replacement."""
     if len(rows) <= most:
         return rows
-    return rows[stream(seed, "variance", device=device).choice(len(rows), most, replace=False, shuffle=False)]
+    return rows[stream(seed, role, device=device).choice(len(rows), most, replace=False, shuffle=False)]
 
 
 def single_gradients(learner: Learner, w: Tensor, dataset: Dataset) -> PerSample:
@@ -150,12 +166,17 @@ def single_gradients(learner: Learner, w: Tensor, dataset: Dataset) -> PerSample
 
 
 def gradient_sketches(
-    learner: Learner, w: Tensor, dataset: Dataset, fleet: Fleet, local: Local, seed: int, display: Display
+    learners: list[Learner], w: Tensor, dataset: Dataset, fleet: Fleet, local: Local, seed: int, display: Display
 ) -> Floats:
     """Only the sketches: what clusters are made from with clusters.features = "gradients"."""
-    sketch = Sketch(learner.size, seed)
-    sketches = np.zeros((len(fleet), sketch.length), np.float32)
-    for k in display.track(range(len(fleet)), "gradients of the devices", "devices"):
+    sketch = Sketch(learners[0].size, seed)
+
+    def look(learner: Learner, k: int) -> Tensor:
         _, gradient = loss_and_gradient(learner, w, Batches(dataset, fleet.draw(k), local, seed, (0, 0, k)))
-        sketches[k] = sketch(gradient).numpy()
+        return sketch(gradient)
+
+    sketches = np.zeros((len(fleet), sketch.length), np.float32)
+    watched = display.track(range(len(fleet)), "gradients of the devices", "devices")
+    for k, row in enumerate(in_order(look, watched, learners)):
+        sketches[k] = row.numpy()
     return sketches

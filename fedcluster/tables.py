@@ -2,6 +2,8 @@
 
 import csv
 import math
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,20 +15,34 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fedcluster.errors import BadData
+from fedcluster.inputs import check_size
 
 PARQUET = b"PAR1"
+MOST_COLUMNS = 100_000
 
 
 class Table:
     """Columns of text or numbers. Nothing in them is believed before it was asked for by kind and range."""
 
-    def __init__(self, path: Path, content: bytes) -> None:
+    def __init__(self, path: Path | str, content: bytes | pa.Table) -> None:
         self.path = path
-        self.parquet = content.startswith(PARQUET)
+        self.csv = isinstance(content, bytes) and not content.startswith(PARQUET)
+        self.data: Any = content
         try:
-            self.data = pq.read_table(pa.BufferReader(content)) if self.parquet else read_csv(path, content)
-        except (pa.ArrowException, OSError) as error:
-            raise BadData(f"{path} cannot be read as a table ({str(error).splitlines()[0][:120]})") from None
+            if isinstance(content, bytes):
+                self.data = read_csv(path, content) if self.csv else read_parquet(path, content)
+            for number, field in enumerate(self.data.schema):
+                if pa.types.is_dictionary(field.type):
+                    plain = self.data.column(number).cast(field.type.value_type)
+                    self.data = self.data.set_column(number, field.name, plain)
+        except (BadData, MemoryError):
+            raise
+        except Exception as error:  # a damaged or hostile file may fail in any way
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise BadData(f"{path} cannot be read as a table ({reason[:120]})") from None
+        names = self.data.column_names
+        if len(set(names)) < len(names):
+            raise BadData(f"{path} names the column {next(n for n in names if names.count(n) > 1)!r} twice")
         if self.data.num_rows == 0:
             raise BadData(f"{path} has no rows")
 
@@ -38,10 +54,29 @@ class Table:
 
     def where(self, row: int) -> str:
         """Where a person finds this row: in a CSV file the first is line 2, after the names of the columns."""
-        return f"{self.path}, row {row + 1}" if self.parquet else f"{self.path}, line {row + 2}"
+        return f"{self.path}, line {row + 2}" if self.csv else f"{self.path}, row {row + 1}"
 
     def refuse(self, row: int, why: str) -> NoReturn:
         raise BadData(f"{self.where(row)}: {why}")
+
+    def is_text(self, name: str) -> bool:
+        kind = self.data.field(name).type
+        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+    def is_whole(self, name: str) -> bool:
+        """Whether the column holds whole numbers, written as such."""
+        if not self.is_text(name):
+            return bool(pa.types.is_integer(self.data.field(name).type))
+        return all(re.fullmatch(r"[+-]?\d+", text, re.ASCII) for text in self.words(name)[1])
+
+    def refuse_empty(self, name: str) -> None:
+        """Every row needs one."""
+        column = self.data.column(name)
+        empty = pc.is_null(column).to_numpy()
+        if self.is_text(name):
+            empty |= self.words(name)[0] < 0
+        if empty.any():
+            self.refuse(int(empty.argmax()), f"{name} is empty")
 
     def words(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
         """A column of text as (codes, texts): the row's text is texts[code], -1 where it is empty."""
@@ -59,9 +94,11 @@ class Table:
         values = self.floats(name)
         if values is None:
             codes, texts = self.words(name)
-            wrong = np.array([not is_number(text) for text in texts] + [False])
-            row = int(np.flatnonzero(wrong[codes])[0])
-            self.refuse(row, f"{name} {texts[codes[row]]!r} is not a number")
+            wrong = np.array([not is_number(text) for text in texts] + [False])[codes]
+            if wrong.any():
+                row = int(wrong.argmax())
+                self.refuse(row, f"{name} {texts[codes[row]][:80]!r} is not a number")
+            values = np.array([*map(float, texts), math.nan])[codes]
         empty = np.isnan(values)
         outside = ~np.isfinite(values) | (values < least) | (values > most)
         bad = np.flatnonzero(np.where(empty, not gaps, outside))
@@ -76,7 +113,7 @@ class Table:
         """A column as float64, empty cells as NaN; None when it holds something else."""
         column = self.data.column(name)
         try:
-            if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            if self.is_text(name):
                 text = pc.utf8_trim_whitespace(column)
                 column = pc.if_else(pc.equal(text, ""), None, text)
             column = column.cast(pa.float64())
@@ -98,14 +135,32 @@ class Table:
         return np.asarray(moments.combine_chunks().to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def read_csv(path: Path, content: bytes) -> Any:
+def read_parquet(path: Path | str, content: bytes) -> Any:
+    """A few bytes of Parquet may stand for very many rows: ask how many before any is made."""
+    file = pq.ParquetFile(pa.BufferReader(content))
+    rows, columns = file.metadata.num_rows, file.metadata.num_columns
+    if columns > MOST_COLUMNS:
+        raise BadData(f"{path} has {columns} columns: at most {MOST_COLUMNS} can be read")
+    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    check_size(path, max(rows * columns * 8, sum(group.total_byte_size for group in groups)))
+    return file.read()
+
+
+def read_csv(path: Path | str, content: bytes) -> Any:
     """Every cell as text. A row with too few or too many cells is named; blank lines at the end do not count."""
     content = content.removeprefix(b"\xef\xbb\xbf").rstrip() + b"\n"
     try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BadData(f"{path}, line {line}: is not UTF-8 text") from None
+    try:
         names = [name.strip() for name in next(csv.reader([content.split(b"\n", 1)[0].decode()]), [])]
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise BadData(f"{path}: its first line cannot be read ({error})") from None
-    twice = [name for name in names if names.count(name) > 1]
+    if len(names) > MOST_COLUMNS:
+        raise BadData(f"{path} has {len(names)} columns: at most {MOST_COLUMNS} can be read")
+    twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
         raise BadData(f"{path}: the first line names the column {twice[0]!r} twice")
     bad: list[Any] = []
@@ -133,7 +188,7 @@ def is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return "_" not in text
+    return "_" not in text and text.isascii()
 
 
 def span(least: float, most: float) -> str:

@@ -14,6 +14,13 @@ enum { LANES = 8, ROWS = 6 };
 
 static int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
 
+/* floats from one row of a layer to the next: whole vectors, and a cache line more where rows would be a large power of
+   two apart and compete for the same few places in the cache */
+static int spaced(int n) {
+    int row = padded(n);
+    return row % 512 ? row : row + 2 * LANES;
+}
+
 INLINE vector load(const float *p) { return *(const vector *)p; }
 INLINE void store(float *p, vector v) { *(vector *)p = v; }
 INLINE vector all(float f) { return (vector){f, f, f, f, f, f, f, f}; }
@@ -90,10 +97,9 @@ INLINE void update_tile(int rows, int wide, const float *a, int a_row, const flo
     default: CALL(1);        \
     }
 
-/* c[m][padded(out)] = bias + a[m][n] w[n][...] */
-static void forward(const float *a, int a_row, int m, int n, const float *w, const float *bias, int out, float *c,
+/* c[m][row] = bias + a[m][n] w[n][row] */
+static void forward(const float *a, int a_row, int m, int n, const float *w, const float *bias, int row, float *c,
                     int relu) {
-    int row = padded(out);
     for (int j = 0; j < row; j += 2 * LANES) {
         int wide = row - j >= 2 * LANES ? 2 : 1;
         for (int i = 0; i < m; i += ROWS) {
@@ -112,24 +118,26 @@ static void forward(const float *a, int a_row, int m, int n, const float *w, con
     }
 }
 
-/* w[n][padded(out)] += a[batch][n]^T d[batch][padded(out)] + drift */
-static void update(const float *a, int a_row, int batch, int n, const float *d, int out, float *w,
+/* w[n][row] += a[batch][n]^T d[batch][row] + drift. Where d is large, some tiles of rows share what is loaded of
+   d, which would not stay in the cache from one sweep over it to the next. */
+static void update(const float *a, int a_row, int batch, int n, const float *d, int row, float *w,
                    const float *drift) {
-    int row = padded(out);
-    for (int i = 0; i < n; i += ROWS) {
-        int rows = n - i < ROWS ? n - i : ROWS;
+    int group = ((int64_t)batch * row > 1 << 17 ? 8 : 1) * ROWS;
+    for (int first = 0; first < n; first += group)
         for (int j = 0; j < row; j += 2 * LANES) {
             int wide = row - j >= 2 * LANES ? 2 : 1;
-            size_t at = (size_t)i * row + j;
+            for (int i = first; i < n && i < first + group; i += ROWS) {
+                int rows = n - i < ROWS ? n - i : ROWS;
+                size_t at = (size_t)i * row + j;
 #define CALL(R)                                                                                                      \
     if (wide == 2)                                                                                                   \
         update_tile(R, 2, a + i, a_row, d + j, row, batch, w + at, row, drift ? drift + at : 0);                     \
     else                                                                                                             \
         update_tile(R, 1, a + i, a_row, d + j, row, batch, w + at, row, drift ? drift + at : 0)
-            FOR_ROWS(rows, CALL)
+                FOR_ROWS(rows, CALL)
 #undef CALL
+            }
         }
-    }
 }
 
 /* the lanes of two vectors, counted through, that make up a third */

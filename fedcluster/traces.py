@@ -9,25 +9,23 @@ Seconds count from midnight UTC, moments are UTC where no zone is given. A trace
 its intervals begin (FedScale's after its finish_time), so that a night stays a night.
 """
 
-import io
 import json
-import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
+from fedcluster import pickles
 from fedcluster.availability import Availability, Ints, build
+from fedcluster.changes import by_device
 from fedcluster.errors import BadData
+from fedcluster.inputs import read_bytes
 from fedcluster.tables import PARQUET, Table
-from fedcluster.zones import DAY, HOUR, hours_ahead, to_utc, zone
+from fedcluster.zones import DAY, HOUR, LONGEST, hours_ahead, to_utc, zone
 
-FREE = {"free", "available", "ready", "active", "online", "on", "true", "1"}
-BUSY = {"busy", "unavailable", "unready", "inactive", "offline", "off", "false", "0"}
 EVENTS = {  # FLASH: a device is ready when it is locked, on wifi and charging
     "screen_lock": ("locked", True),
     "screen_unlock": ("locked", False),
@@ -37,7 +35,8 @@ EVENTS = {  # FLASH: a device is ready when it is locked, on wifi and charging
     "battery_charged_off": ("charging", False),
 }
 SILENT = {"screen_on", "screen_off", "battery_low", "battery_okay", "phone_on", "phone_off"}
-LONGEST = 100 * 366 * DAY
+SPAN = (1970, 2100)  # the years of moments: another one is a slip of the pen
+MOST_SHARED = 5_000_000  # intervals of a pickle whose clients share lists
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,10 +68,7 @@ class Trace:
 
 def read(path: Path, day: str) -> Trace:
     """Read a trace in whichever form it has. `day` is the date at which zones are asked for their offset."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise BadData(f"fleet.availability: cannot read {path} ({error.strerror})") from None
+    content = read_bytes(path, "fleet.availability")
     head = content[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
     columns = {name.strip(b' "\r') for name in head.split(b"\n", 1)[0].split(b",")}
     if head.startswith(PARQUET) or {b"device", b"start", b"end"} <= columns:
@@ -93,6 +89,12 @@ def intervals(path: Path, content: bytes, day: str) -> Trace:
     device, names = table.words("device")
     refuse_first(table, device < 0, "the device has no name")
     moments = {name: table.times(name) if table.floats(name) is None else None for name in ("start", "end")}
+    for name, told in moments.items():
+        if told is not None:
+            wrong = outside(told)
+            if wrong.any():
+                year = np.datetime64(int(told[wrong.argmax()]), "ms").astype("datetime64[Y]")
+                refuse_first(table, wrong, f"{name} is in the year {year}: moments are from {SPAN[0]} to {SPAN[1]}")
     zones = table.words("timezone") if "timezone" in table else None
     columns = []
     for name in ("start", "end"):
@@ -108,6 +110,12 @@ def intervals(path: Path, content: bytes, day: str) -> Trace:
     if moments["start"] is not None and moments["end"] is not None:
         start, end = since_midnight(start, end)
     return whole_days(path, names, device, start, end, table.where)
+
+
+def outside(moments: Ints) -> NDArray[np.bool_]:
+    """Which of them, in milliseconds since 1970, are in a year that nobody can mean."""
+    first, last = (int(np.datetime64(str(year), "ms").astype(np.int64)) for year in SPAN)
+    return (moments < first) | (moments >= last)
 
 
 def in_utc(table: Table, local: Ints, codes: Ints, zones: list[str], ahead: Callable[[Ints, str], Ints]) -> Ints:
@@ -154,67 +162,19 @@ def whole_days(
 
 
 def changes(path: Path, content: bytes) -> Trace:
-    """YAML: each device's changes of state in ascending order. The last state holds until the first change comes
-    round again. Read as a tree of texts, so that a mistake has a line."""
-    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
-    try:
-        tree = yaml.compose(content, loader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise BadData(
-            f"{path} is none of the forms of a trace: a table device,start,end, YAML of state changes, FLASH records, "
-            f"or a FedScale pickle (as YAML: {reason})"
-        ) from None
-    if not isinstance(tree, yaml.MappingNode) or not tree.value:
-        raise BadData(
-            f"{path} is none of the forms of a trace: YAML must be device: [[seconds, state], ...], a table must have "
-            "the columns device,start,end"
-        )
-    names: list[str] = []
-    times: list[list[tuple[int, bool, int]]] = []
-    seen = -1  # aliases are refused: they would let a small file stand for a huge one
-
-    def refuse(node: Any, why: str) -> BadData:
-        return BadData(f"{path}, line {node.start_mark.line + 1}: {why}")
-
-    def next_in(node: Any, kind: Any, what: str) -> Any:
-        nonlocal seen
-        if not isinstance(node, kind) or node.start_mark.index < seen:
-            raise refuse(node, f"here must be {what}")
-        seen = node.start_mark.index
-        return node.value
-
-    for key, value in tree.value:
-        names.append(next_in(key, yaml.ScalarNode, "the name of a device"))
-        mine: list[tuple[int, bool, int]] = []
-        for change in next_in(value, yaml.SequenceNode, "the device's changes, [[seconds, state], ...]"):
-            pair = next_in(change, yaml.SequenceNode, "a change, [seconds, state]")
-            if len(pair) != 2:
-                raise refuse(change, "here must be a change, [seconds, state]")
-            text, state = (next_in(node, yaml.ScalarNode, "a change, [seconds, state]") for node in pair)
-            if not (text.replace(".", "", 1).isdecimal() and text.isascii()) or float(text) * 1000 > LONGEST:
-                raise refuse(change, f"{text!r} is not a number of seconds")
-            if state.lower() not in FREE | BUSY:
-                raise refuse(change, f"state {state!r} is not known: use free or busy")
-            now = round(float(text) * 1000)
-            if mine and now <= mine[-1][0]:
-                raise refuse(change, f"{text} s is not after the change before it")
-            mine.append((now, state.lower() in FREE, change.start_mark.line + 1))
-        times.append(mine)
-    twice = repeated(names)
-    if twice is not None:
-        raise refuse(tree.value[twice][0], f"device {names[twice]} is there twice")
-    period = (max((mine[-1][0] for mine in times if mine), default=0) // DAY + 1) * DAY
+    """YAML: the last state of a device holds until its first change comes round again."""
+    found = by_device(path, content)
+    period = (max((mine[-1][0] for mine in found.values() if mine), default=0) // DAY + 1) * DAY
     rows = []
-    for k, mine in enumerate(times):
+    for k, mine in enumerate(found.values()):
         if not mine:
             continue
         for (now, free, line), (then, _, _) in zip(mine, [*mine[1:], (mine[0][0] + period, True, 0)], strict=True):
             if free:
                 rows.append((k, now, then, line))
     device, start, end, lines = np.array(rows, np.int64).reshape(-1, 4).T
-    periods = np.full(len(names), period)
-    return Trace(path, names, device, start, end, periods, lambda row: f"{path}, line {lines[row]}")
+    periods = np.full(len(found), period)
+    return Trace(path, list(found), device, start, end, periods, lambda row: f"{path}, line {lines[row]}")
 
 
 def flash(path: Path, content: bytes) -> Trace:
@@ -269,6 +229,11 @@ def ready(messages: str, source: str) -> NDArray[np.int64]:
     if len(moments) < len(lines) or any(len(stamp) != 19 for stamp in stamps):
         n = next(n for n, parts in lines if not is_moment(parts[0].strip()))
         raise BadData(f"{source}, line {n} of its messages: the moment is not YYYY-MM-DD HH:MM:SS")
+    if outside(moments).any():
+        n, parts = lines[int(outside(moments).argmax())]
+        raise BadData(
+            f"{source}, line {n} of its messages: {parts[0].strip()}, but moments are from {SPAN[0]} to {SPAN[1]}"
+        )
     state = {"locked": False, "wifi": False, "charging": False}
     began: int | None = None
     found: list[tuple[int, int]] = []
@@ -297,32 +262,25 @@ def is_moment(text: str) -> bool:
         return False
 
 
-class Plain(pickle.Unpickler):
-    """Reads numbers, texts and containers. A pickle acts only through what it names, and here it may name nothing."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it refers to something outside")
-
-
 def fedscale(path: Path, content: bytes) -> Trace:
     """Active from active[i] until inactive[i], every finish_time seconds."""
     try:
-        found = Plain(io.BytesIO(content)).load()
-    except Exception as error:  # a damaged or hostile pickle may fail in any way
+        found = pickles.plain(content)
+    except (ValueError, KeyError, IndexError) as error:  # a damaged or hostile pickle
+        reason = str(error) if isinstance(error, ValueError) else "it is damaged"
         raise BadData(
-            f"{path} is refused: a pickle may hold plain numbers, texts, lists and dicts only ({error})"
+            f"{path} is refused: a pickle may hold plain numbers, texts, lists and dicts only ({reason[:120]})"
         ) from None
     if not isinstance(found, dict) or not found:
         raise BadData(f"{path} must hold a dict of clients, as FedScale's traces do")
-    rows: list[tuple[int, float, float]] = []
+    rows: list[NDArray[np.float64]] = []
     names: list[str] = []
     periods: list[int] = []
+    total = 0
+    read: dict[int, NDArray[np.float64]] = {}  # lists by id: clients may share them
     for client, mine in found.items():
         source = f"{path}, client {str(client)[:80]}"
-        if not isinstance(client, str | int) or not isinstance(mine, dict):
+        if not isinstance(mine, dict):
             raise BadData(f"{source}: here must be a dict with active, inactive and finish_time")
         active, inactive = mine.get("active"), mine.get("inactive")
         period: Any = mine.get("finish_time")
@@ -330,15 +288,24 @@ def fedscale(path: Path, content: bytes) -> Trace:
             raise BadData(f"{source}: finish_time must be a number of seconds")
         if not isinstance(active, list) or not isinstance(inactive, list) or len(active) != len(inactive):
             raise BadData(f"{source}: active and inactive must be lists of the same length")
-        if not all(is_seconds(second) for second in [*active, *inactive]):
-            raise BadData(f"{source}: active and inactive must be seconds")
+        total += len(active)
+        if total > max(MOST_SHARED, len(content)):  # a list costs its bytes once, however many clients share it
+            raise BadData(f"{source}: clients share lists of more than {MOST_SHARED:,} intervals in all")
+        for column in (active, inactive):
+            if id(column) not in read:
+                if not all(map(is_seconds, column)):
+                    raise BadData(f"{source}: active and inactive must be seconds")
+                read[id(column)] = np.array(column, np.float64)
         k = len(names)
         names.append(str(client))
         periods.append(max(1, round(period * 1000)))
-        rows += [(k, a, b if b > a else b + period) for a, b in zip(active, inactive, strict=True) if a != b]
+        a, b = read[id(active)], read[id(inactive)]
+        different = a != b
+        a, b = a[different], np.where(b > a, b, b + period)[different]
+        rows.append(np.stack([np.full(len(a), k), a, b]))
     if repeated(names) is not None:
         raise BadData(f"{path}: a client is there twice, as a number and as a text")
-    device, start, end = np.array(rows).reshape(-1, 3).T
+    device, start, end = np.concatenate(rows, axis=1)
     device, start, end = device.astype(np.int64), to_ms(start), to_ms(end)
     return Trace(path, names, device, start, end, np.array(periods), lambda row: f"{path}, client {names[device[row]]}")
 

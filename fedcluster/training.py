@@ -1,11 +1,11 @@
 """Training: Algorithm 1, and what a run leaves behind."""
 
-import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,25 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 import fedcluster
-from fedcluster.accept import accept
+from fedcluster import code, divergence
 from fedcluster.algorithms import exchanged
-from fedcluster.clock import everybody
+from fedcluster.allocator import keep_memory
+from fedcluster.cycle import run_cycle
 from fedcluster.display import Display, suited
-from fedcluster.errors import BadExperiment, BadRun, BudgetExceeded, Diverged
+from fedcluster.errors import BadExperiment, BadRun, BudgetExceeded, LostRank, LostServer, NotAlike
 from fedcluster.experiment import Experiment
 from fedcluster.folder import Folder
 from fedcluster.ledger import Ledger
 from fedcluster.plots import curves
-from fedcluster.prepare import Setup, prepare, spread
-from fedcluster.ranks import agree, everywhere, joined, leading, restarts
+from fedcluster.prepare import Setup, prepare, spread, unequal_clusters
+from fedcluster.processes import leave_if_importing
+from fedcluster.ranks import agree, check_alike, everywhere, joined, leading, restarts
 from fedcluster.record import Line, Recorder, read_lines
 from fedcluster.stacked import Stacked
 from fedcluster.state import State
+
+COHORTS = ("sequential", "stacked", "auto")
+ONE_AT_A_TIME = RLock()
 
 
 @dataclass(frozen=True)
@@ -56,19 +61,26 @@ def run(
     "sequential", "stacked" (see `stacked`), or in whichever way "auto" finds faster. `strict_budget` refuses
     algorithms that need more than one download and one upload a device and round.
     """
-    check_device(device)
+    leave_if_importing()
+    check_options(workers, cohorts, device)
+    keep_memory()
     display = (display or suited()) if leading() else Display()
     folder = Folder(Path(out), experiment, resume or restarts() > 0) if out is not None and leading() else None
     with closing(folder) if folder else nullcontext(), repeatable(), display, joined(device):
         setup = prepare(experiment, display, device)
         keep_budget(setup, strict_budget, display)
         if everywhere(folder is not None and folder.finished):
+            if folder:
+                folder.compare(fingerprints(setup))
             display.say(f"{out} is finished: nothing to do")
-            return finished(folder, setup) if folder else Result([], setup.learner.module)
+            return finished(folder, setup, display) if folder else Result([], setup.learner.module)
         display.announce(banner(setup))
+        if inequality := unequal_clusters(setup):
+            display.say(inequality)
         if cohorts == "auto" and folder:
             cohorts = folder.noted("cohorts") or cohorts
         setup = spread(setup, workers, cohorts, display)
+        check_alike(versions() | {"arithmetic": setup.learner.arithmetic, "experiment": experiment.digest()})
         recorder, state = begin(setup, folder, display)
         with closing(setup.executor), closing(recorder):
             state = train(setup, recorder, agree(state, setup.new))
@@ -79,9 +91,13 @@ def run(
         return Result(recorder.history, setup.learner.module, folder.path if folder else None)
 
 
-def check_device(device: str) -> None:
+def check_options(workers: int, cohorts: str, device: str) -> None:
+    if type(workers) is not int or workers < 1:
+        raise BadExperiment(f"workers = {workers!r} is not allowed: use a whole number from 1 on")
+    if cohorts not in COHORTS:
+        raise BadExperiment(f"cohorts = {cohorts!r} is not allowed: use one of {', '.join(COHORTS)}")
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()  # "meta" has none
     except (RuntimeError, AssertionError, ValueError) as error:
         raise BadExperiment(f"--device {device} cannot be used here ({str(error).splitlines()[0]}): try cpu") from None
 
@@ -100,59 +116,56 @@ def keep_budget(setup: Setup, strict: bool, display: Display) -> None:
 
 def begin(setup: Setup, folder: Folder | None, display: Display) -> tuple[Recorder, State]:
     """From the start, or from where the folder's run stopped."""
-    rounds, cycles = setup.experiment.rounds, setup.clusters.count
+    rounds, cycles, timed = setup.experiment.rounds, setup.clusters.count, setup.clock is not None
     if folder is None:
         display.begin(rounds, cycles, done=0)
-        return Recorder(None, display, Ledger(setup.devices), timed=setup.clock is not None), setup.start
-    known = facts(setup)
-    before, now = folder.noted("arithmetic"), known["arithmetic"]
-    if before not in (None, now):
-        display.say(f"begun with {before} steps, going on with {now} ones: the last digits will differ")
-    folder.begin(known)
+        return Recorder(None, display, Ledger(setup.devices), timed=timed, name=setup.schedule.name), setup.start
+    known = facts(setup, folder.facts(check=False).get("start"))
+    folder.begin(known, display)
     state, ledger, seconds, history, turns = folder.restore(setup.start, setup.new, setup.devices, cycles, display)
+    folder.note(known)
     if folder.begun:
         display.say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
     display.begin(rounds, cycles, done=state.round)
-    return Recorder(folder.path, display, ledger, seconds, history, turns, setup.clock is not None), state
+    name = setup.schedule.name
+    return Recorder(folder.path, display, ledger, seconds, history, turns, timed, folder.run, name), state
 
 
 def train(setup: Setup, recorder: Recorder, state: State) -> State:
+    """All rounds that are left. Interrupted, or left alone by others, it saves what the last whole cycle came to."""
+    try:
+        return rounds(setup, recorder, state)
+    except (KeyboardInterrupt, LostRank, LostServer, NotAlike):
+        recorder.rescue()
+        raise
+
+
+def rounds(setup: Setup, recorder: Recorder, state: State) -> State:
     """Algorithm 1: T rounds of M cycles, from wherever an earlier run stopped."""
-    ledger = recorder.ledger
-    for j in range(state.round, setup.experiment.rounds):
-        for cycle in setup.schedule.round(j)[state.cycle :]:
-            before = state
-            turn = setup.clock.turn(cycle, state.time) if setup.clock else everybody(cycle, state.time)
-            cycle = turn.back  # those who come back in time
-            for number, exchange in enumerate(setup.algorithm.exchanges):  # of nearly every algorithm: one
-                sent, form = exchange.broadcast(state), exchange.form(state)
-                ledger.send(cycle if number else turn.begin, sent, number)
-                uploads = setup.executor.train(cycle, sent, number, state.devices)
-                updates = accept(ledger.receive(uploads, cycle, form, number), cycle, form, ledger.refuse)
-                state = exchange.combine(state, updates, cycle)  # W_{jM+K} -> W_{jM+K+1}
-            if setup.optimizer is not None:
-                state = setup.optimizer.step(before, state)
-            state = replace(state, cycle=cycle.cycle + 1, time=turn.time)
-            recorder.cycle(turn, state, changed=state.model is not before.model)
-        state = replace(state, round=j + 1, cycle=0)
+    while state.round < setup.experiment.rounds:
+        start, moved = state, list[divergence.Moved]()
+        for cycle in setup.schedule.round(state.round)[state.cycle :]:
+            result = run_cycle(setup, recorder, state, cycle)  # W_{jM+K} -> W_{jM+K+1}
+            changed = result.state.model is not state.model
+            state, moved = result.state, moved + result.furthest
+            recorder.cycle(result.turn, state, changed, hold=failed(setup, start, state), undone=result.undone)
+        if failed(setup, start, state):
+            if not any(turn["missing"] for turn in recorder.cycles.lines[-setup.clusters.count :]):
+                divergence.check(setup, recorder, start.round, {}, moved)
+            recorder.drop(start)
+            state = start
+            continue
+        state = replace(state, round=state.round + 1, cycle=0)
         if leading():
             scores = setup.evaluate(state.model)
-            check_finite(setup, recorder, j, scores)
+            divergence.check(setup, recorder, start.round, scores, moved)
             recorder.round(state, scores)
     return state
 
 
-def check_finite(setup: Setup, recorder: Recorder, j: int, scores: dict[str, float]) -> None:
-    """Stop a run that can no longer learn, before anything of this round is written."""
-    turns = recorder.cycles.lines[-setup.clusters.count :]
-    reasons = [why for turn in turns for _, why in turn["reasons"]]
-    astray = any(turn["refused"] for turn in turns) and (not reasons or any("not finite" in why for why in reasons))
-    nothing = astray and not any(turn["changed"] for turn in turns)
-    if nothing or not all(math.isfinite(score) for score in scores.values()):
-        what = "every update was refused as not finite" if nothing else "the loss is not finite"
-        kept = f"; rounds 1 to {j} are in {recorder.folder}" if recorder.folder and j else ""
-        rate = setup.experiment.local.lr
-        raise Diverged(f"round {j + 1}: {what}, so training has diverged: lower local.lr (now {rate:g}){kept}")
+def failed(setup: Setup, start: State, state: State) -> bool:
+    """Whether no cycle of the round has succeeded so far. In a federation such a round is taken again."""
+    return setup.min_updates > 0 and start.cycle == 0 and state.model is start.model
 
 
 def banner(setup: Setup) -> str:
@@ -167,54 +180,65 @@ def banner(setup: Setup) -> str:
     return f"{what}: {sizes}, {setup.schedule.cohort_size():,} devices a round"
 
 
-def facts(setup: Setup) -> dict[str, Any]:
-    """What the run stands on."""
+def facts(setup: Setup, start: Line | None = None) -> dict[str, Any]:
+    """What the run stands on; `start` are the scores of W_0, where they are known."""
     return {
-        "fedcluster": fedcluster.__version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
+        **versions(),
         "parameters": setup.learner.parameters,
         "devices": len(setup.fleet),
         "clusters": setup.clusters.count,
-        "arithmetic": "torch" if setup.learner.chain is None else "compiled",
+        "arithmetic": setup.learner.arithmetic,
         "cohorts": "stacked" if isinstance(setup.executor, Stacked) else "sequential",
-        "fingerprints": {
-            "data": setup.dataset.digest() if setup.dataset else "with the devices",
-            "clusters": setup.clusters.digest(),
-            "model": sha256(setup.start.model.cpu().numpy().tobytes()).hexdigest(),
-        }
-        | ({"fleet": setup.fleet.known.digest()} if setup.fleet.known.columns() else {}),
-        "start": setup.evaluate(setup.start.model),
+        "fingerprints": fingerprints(setup),
+        "start": setup.evaluate(setup.start.model) if start is None else start,
     }
+
+
+def versions() -> dict[str, str]:
+    return {"fedcluster": fedcluster.__version__, "torch": torch.__version__, "numpy": np.__version__}
+
+
+def fingerprints(setup: Setup) -> dict[str, str]:
+    """Digests of what names stand for, which may change while the names do not."""
+    found = {
+        "data": setup.dataset.digest() if setup.dataset else "with the devices",
+        "clusters": setup.clusters.digest(),
+        "model": sha256(setup.start.model.cpu().numpy().tobytes()).hexdigest(),
+    }
+    if setup.fleet.known.columns():
+        found["fleet"] = setup.fleet.known.digest()
+    given = {"model code": setup.experiment.model.name, "algorithm": setup.experiment.local.algorithm}
+    return found | {what: code.digest(thing) for what, thing in given.items() if code.is_own(thing)}
 
 
 def finish(folder: Folder, setup: Setup, state: State, history: list[Line]) -> None:
     """The picture, then the model: its presence says that everything else is there."""
-    start = {"round": 0, **setup.evaluate(setup.start.model)}
+    start = {"round": 0, **folder.noted("start")}
     if "test_loss" in start:
         curves({"run": [[start, *history]]}, folder.path / "curves.png", title=banner(setup))
-    named = setup.learner.named(state.model)
-    folder.write("model.safetensors", save({name: tensor.contiguous().cpu() for name, tensor in named.items()}))
+    folder.finish(save(setup.learner.state_dict(state.model)))
 
 
-def finished(folder: Folder, setup: Setup) -> Result:
-    """The result of a run that ended earlier."""
+def finished(folder: Folder, setup: Setup, display: Display) -> Result:
+    """The result of a run that ended earlier, checked against what it noted when it ended."""
+    folder.check_finished(display)
     path = folder.path / "model.safetensors"
     try:
-        tensors = load_file(path)
-        setup.learner.load(setup.learner.vector(tensors))
-    except (OSError, SafetensorError, KeyError, RuntimeError):
+        setup.learner.load(setup.learner.from_state_dict(load_file(path)))
+    except (OSError, SafetensorError, ValueError, RuntimeError):
         raise BadRun(f"{path} is damaged: delete it, and --resume writes it again from the checkpoint") from None
     return Result(read_lines(folder.path / "metrics.jsonl"), setup.learner.module, folder.path)
 
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """One thread, so that sums do not depend on the number of cores; torch's generator left as it was."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        torch.set_num_threads(threads)
+    """One thread, so that sums do not depend on the number of cores; torch's generator left as it was. That generator
+    belongs to the process, so that runs in several threads of one process wait for one another."""
+    with ONE_AT_A_TIME:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                yield
+        finally:
+            torch.set_num_threads(threads)

@@ -1,22 +1,29 @@
 """A cohort trained by several processes of one machine: this one, and others that we start.
 
-Every other worker builds the same executor from the same experiment and shares the data set, the broadcast and the
-updates with us in memory. Devices are handed out one by one to whoever is free, ourselves among them; updates are
-passed on in the order of the cohort. So neither the number of workers nor their speed can change a result, and a
-device whose worker dies is simply trained again by another.
+Where this process may fork, the other workers are forked before the first cycle, with all that they need: ready at
+once. Elsewhere, and when one has died, a worker is spawned: it builds the same executor from the same experiment, which
+takes about two seconds. Workers share the data set, the broadcast and the updates with us in memory. Devices are
+handed out one by one to whoever is free, ourselves among them; updates are passed on in the order of the cohort. So
+neither the number of workers nor their speed can change a result, and a device whose worker dies is simply trained
+again by another.
 """
 
+import fcntl
 import os
 import pickle
 import signal
+import stat
+import sys
+import threading
 import time
 import traceback
+import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import multiprocessing as mp
@@ -25,15 +32,16 @@ from fedcluster.accept import Update
 from fedcluster.allocator import keep_memory
 from fedcluster.dataset import Dataset
 from fedcluster.display import Display
-from fedcluster.errors import FedClusterError
+from fedcluster.errors import FedClusterError, NotAlike
 from fedcluster.executor import InProcess, Memory
 from fedcluster.experiment import Experiment
+from fedcluster.processes import GUARD, UNGUARDED, deaf_to_interrupts
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message, State
 
 AHEAD = 2  # devices that a worker holds: one that it trains, one that waits so that it need not
 REPLACEMENTS = 3  # workers started anew, for each that there is, before we go on with fewer
-WORTH_STARTING = 10.0  # seconds of training left; a worker takes a few to start
+WORTH_STARTING = 4.0  # seconds of training left; a worker takes about two to start, while we go on alone
 
 
 Place = tuple[int, int, int]
@@ -49,6 +57,12 @@ class Rooms:
     memory: Message
 
 
+class Ready(NamedTuple):
+    """What a worker says first."""
+
+    arithmetic: str
+
+
 @dataclass(eq=False)
 class Worker:
     """A process, the line to it, and the places in the cohort that it holds."""
@@ -60,8 +74,8 @@ class Worker:
 
 
 class Workers:
-    """`count` processes, with this one, for a run of `cycles` cycles. The others are started when there is enough
-    to do; until one is ready, and if none is left, we go on alone."""
+    """`count` processes, with this one, for a run of `cycles` cycles. The others are forked now, or spawned when there
+    is enough to do; until one is ready, and if none is left, we go on alone."""
 
     def __init__(
         self, count: int, cycles: int, here: InProcess, experiment: Experiment, start: State, display: Display
@@ -69,18 +83,35 @@ class Workers:
         self.here, self.experiment, self.display = here, experiment, display
         self.context = mp.get_context("spawn")
         self.slots = (AHEAD + 1) * count
-        self.rooms = [
-            Rooms(shared(1, e.broadcast(start)), shared(self.slots, e.form(start)), shared(self.slots, here.new))
-            for e in here.exchanges
-        ]
+        self.rooms: list[Rooms] = []
+        received: Message = {}
+        for exchange in here.exchanges:
+            received |= exchange.broadcast(start)
+            sent, kept = shared(self.slots, exchange.form(start)), shared(self.slots, here.new)
+            self.rooms.append(Rooms(shared(1, received), sent, kept))
         self.to_start, self.spare, self.cycles = count - 1, REPLACEMENTS * count, cycles
         self.workers: list[Worker] = []
+        while self.to_start and may_fork():
+            self.to_start -= 1
+            self.fork()
+
+    def fork(self) -> None:
+        ours, theirs = mp.Pipe()
+        others = [ours, *(worker.line for worker in self.workers)]
+        arguments = (theirs, others, self.here, self.rooms)
+        with deaf_to_interrupts(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts the threads of libraries, too
+            process = mp.get_context("fork").Process(target=work_forked, args=arguments, daemon=True)
+            process.start()
+        theirs.close()
+        self.workers.append(Worker(process, ours))
 
     def start(self) -> None:
         ours, theirs = self.context.Pipe()
         arguments = (theirs, self.experiment, self.here.dataset, self.rooms)
-        process = self.context.Process(target=work, args=arguments, daemon=True)
-        process.start()
+        process = self.context.Process(target=work_spawned, args=arguments, daemon=True)
+        with deaf_to_interrupts():
+            process.start()
         theirs.close()
         self.workers.append(Worker(process, ours))
 
@@ -156,16 +187,32 @@ class Workers:
             if isinstance(said, Exception):
                 self.close()
                 raise said
-            if said == "ready":
-                worker.ready = True
+            if isinstance(said, Ready):
+                self.greet(worker, said.arithmetic)
             else:
                 done.add(worker.holds.pop(0))
         return returned
+
+    def greet(self, worker: Worker, arithmetic: str) -> None:
+        """A worker is ready, and trains with the arithmetic that it names."""
+        if arithmetic != self.here.learner.arithmetic:
+            self.close()
+            raise NotAlike(
+                f"a worker trains with {arithmetic} steps and this process with {self.here.learner.arithmetic} ones, "
+                "and mixed they make a model that neither would: see that the compiled library in the cache "
+                "($FEDCLUSTER_CACHE) is whole and a C compiler is there, and go on with --resume"
+            )
+        worker.ready = True
 
     def bury(self, worker: Worker) -> None:
         self.workers.remove(worker)
         worker.line.close()
         worker.process.join()
+        if worker.process.exitcode == UNGUARDED:
+            if self.spare > 0:
+                self.display.say(f"training in one process: {GUARD}")
+            self.spare, self.to_start = 0, 0
+            return
         again = self.spare > 0
         self.spare -= 1
         then = (
@@ -189,16 +236,45 @@ class Workers:
         self.workers = []
 
 
-def work(line: Connection, experiment: Experiment, dataset: Dataset, rooms: list[Rooms]) -> None:
-    """The life of a worker: until the line is closed, train a device and leave its update in the slot given."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def may_fork() -> bool:
+    """Whether a fork of this process can train: no Python thread runs that could hold a lock at that moment. Threads
+    that only libraries have (OpenBLAS, allocators) take care of forks themselves."""
+    return sys.platform == "linux" and threading.active_count() == 1
+
+
+def work_forked(line: Connection, others: list[Connection], executor: InProcess, rooms: list[Rooms]) -> None:
+    """The life of a forked worker. It lets go of what it inherited: our ends of the lines, so that every worker sees it
+    when we are gone, and the files of the run, whose lock must end with us."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in others:
+        other.close()
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            writable = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
+            if number > 2 and writable and stat.S_ISREG(os.fstat(number).st_mode):
+                os.close(number)
+    work(line, rooms, lambda: executor)
+
+
+def work_spawned(line: Connection, experiment: Experiment, dataset: Dataset, rooms: list[Rooms]) -> None:
+    """The life of a spawned worker."""
     keep_memory()
-    torch.set_num_threads(1)
-    try:
+
+    def build() -> InProcess:
         from fedcluster.prepare import executor_of
 
-        executor = executor_of(experiment, dataset)
-        line.send("ready")
+        return executor_of(experiment, dataset)
+
+    work(line, rooms, build)
+
+
+def work(line: Connection, rooms: list[Rooms], build: Callable[[], InProcess]) -> None:
+    """Until the line is closed, train a device and leave its update in the slot given."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    try:
+        executor = build()
+        line.send(Ready(executor.learner.arithmetic))
         while True:
             exchange, place, slot = line.recv()
             room = rooms[exchange]

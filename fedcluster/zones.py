@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 HOUR, DAY = 3_600_000, 86_400_000  # simulated time is counted in whole milliseconds, so that sums are exact
+LONGEST = 100 * 366 * DAY  # of a trace
 STEP = HOUR // 4  # summer time begins and ends at a quarter of an hour
 HOURS = re.compile(r"([01]?\d|2[0-3])(?::([0-5]\d))?-([01]?\d|2[0-4])(?::([0-5]\d))?", re.ASCII)
 

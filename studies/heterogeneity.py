@@ -91,7 +91,7 @@ def heterogeneity(cell: Cell, seed: int, quick: bool, runs: Path, display: Displ
     one = described["random"]
     dataset = sources.open_dataset(one.data.name)
     everyone, learner = fleet.build(one.fleet, dataset, seed), beginner(one, dataset)
-    sketches = gradient_sketches(learner, learner.w.clone(), dataset, everyone, one.local, seed, display)
+    sketches = gradient_sketches([learner], learner.w.clone(), dataset, everyone, one.local, seed, display)
     found = {}
     for name, each in described.items():
         groups = clusters.build(each.clusters, everyone, seed)

@@ -3,6 +3,8 @@
 It says truly who it is, waits for its turn, trains as it should, and then does what MODE says with the answer.
 """
 
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -30,6 +32,10 @@ def answer(mode: str, line: Line, message: Message, reply: Message) -> None:
     model = tensors["model"]
     if mode == "nan":
         model[7] = float("nan")
+    elif mode == "scaled" and not earlier:
+        tensors = {"model": model * 1e6}
+    elif mode == "huge":
+        model[7] = 3.3e38
     elif mode == "shape":
         tensors = {"model": model[:1].clone()}  # one number would broadcast over all of them
     elif mode == "names":
@@ -41,8 +47,26 @@ def answer(mode: str, line: Line, message: Message, reply: Message) -> None:
     elif mode == "flood":
         flood(line, message)
         return
+    elif mode in ("vanish", "leave"):
+        announce(line, reply)
+        if mode == "leave":
+            sys.exit()  # which says good-bye
+        os.kill(os.getpid(), signal.SIGKILL)
     earlier.append(reply.content)
     line.send(Message(pack(facts, tensors), reply_to=message))
+
+
+def announce(line: Line, reply: Message) -> None:
+    """The beginning of an answer: that there is one, and of what pieces, of which none follows."""
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    line.client.PushMessages(
+        PushMessagesRequest(
+            node=line.node,
+            messages_list=[message_to_proto(remove_content_from_message(reply))],
+            message_object_trees=[get_object_tree(reply)],
+            clientapp_runtime_list=[0.0],
+        )
+    )
 
 
 def flood(line: Line, message: Message) -> None:
@@ -79,7 +103,7 @@ def flood(line: Line, message: Message) -> None:
 
 def main(mode: str, server: str, device: str, folder: str) -> None:
     key = private_key(Path(folder, "certificates", "devices", f"{device}.key"))
-    config = Identity(device, str(Path(folder, f"{device}.npz"))).config()
+    config = Identity(device, str(Path(folder, f"{device}.npz")), allow=("tests.slow:Slow",)).config()
     state = RecordDict()
     while True:
         try:

@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +15,7 @@ import fedcluster
 from fedcluster import fleet, sources
 from fedcluster.flower import certificates
 from fedcluster.flower.superlink import free_port
+from tests.conftest import until as until
 
 ROOT = Path(__file__).parents[1]
 
@@ -107,13 +106,6 @@ class Federation:
             process.kill()
         for process in self.others:
             process.wait()
-
-
-def until(condition: Callable[[], Any], seconds: float = 600) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:

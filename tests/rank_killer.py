@@ -1,18 +1,29 @@
-"""SCAFFOLD that kills rank 1 in the middle of a cycle, once: what torchrun's restart is tested with."""
+"""SCAFFOLD that kills rank 1 in the middle of a cycle, once: for the test of torchrun's restart.
+
+Rank 0 saves after every cycle, so that the kill waits for a checkpoint and not for the clock. Ranks meet in every
+cycle, so rank 1 sees the checkpoint of one cycle in the next but one at the latest.
+"""
 
 import os
 import signal
 from pathlib import Path
 
+from fedcluster import checkpoint, record
 from fedcluster.algorithms.scaffold import Scaffold
 from fedcluster.learner import Learner
 from fedcluster.local import Batches
 from fedcluster.state import Message
 
+RESTARTS = os.environ.get("TORCHELASTIC_RESTART_COUNT")  # None outside torchrun
+
+if RESTARTS is not None:
+    record.SAVE_EVERY, record.SAVE_SHARE = 0.0, 0
+
 
 class Killer(Scaffold):
     def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
-        first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
-        if first and os.environ.get("RANK") == "1" and any(Path(os.environ["WATCHED"]).glob("checkpoint/*.json")):
-            os.kill(os.getpid(), signal.SIGKILL)
+        if RESTARTS == "0" and os.environ["RANK"] == "1":
+            saved = checkpoint.names(Path(os.environ["WATCHED"], "checkpoint"))
+            if saved and saved[0].stem >= "00000002":  # two whole rounds
+                os.kill(os.getpid(), signal.SIGKILL)
         return super().train(learner, received, batches, memory)

@@ -193,6 +193,10 @@ def mime_steps(turn: Turn, options: dict[str, Any], memory: Memory, G: Array, d:
         return s
 
     def U(d: Array) -> Array:
+        if kind == "adam" and options["statistics"] == "fixed":
+            b1 = options["betas"][0]
+            step: Array = ((1 - b1) * d + b1 * s["m"]) / (np.sqrt(s["v"]) + options["eps"])
+            return step
         after = V(s, d)  # used for this step, then forgotten
         m: Array = after["m"]
         if kind == "momentum":
@@ -223,12 +227,14 @@ def fedl(turn: Turn, options: dict[str, Any], memory: Memory) -> Array:
 
 
 def vrl_sgd(turn: Turn, options: dict[str, Any], memory: Memory) -> Array:
-    """Liang et al. 2019."""
+    """Liang et al. 2019, where all devices take as many steps. With unequal numbers a movement counts by the step, and
+    what is taken off is the average of just that, so that the drifts of a cohort keep their sum."""
     D: dict[int, Array] = {k: memory.get(k, np.zeros_like(turn.W)) for k in turn.cohort}
     w_k = turn.train(lambda k, w, batch: turn.g(k, w, batch) - D[k], optimizer="sgd")
-    W_new = turn.average(w_k)
-    memory.update({k: D[k] + (W_new - w_k[k]) / (len(turn.batches[k]) * turn.eta) for k in turn.cohort})
-    return W_new
+    pull = {k: (turn.W - w_k[k]) / (len(turn.batches[k]) * turn.eta) for k in turn.cohort}
+    mean = turn.average(pull)
+    memory.update({k: D[k] + pull[k] - mean for k in turn.cohort})
+    return turn.average(w_k)
 
 
 def fedsvrg(turn: Turn, options: dict[str, Any], memory: Memory) -> Array:
@@ -272,6 +278,8 @@ def serve(W: Array, combined: Array, server: dict[str, Any], memory: Memory) -> 
     """Hsu et al. 2019 (avgm) and Reddi et al. 2021 (the others)."""
     kind, lr, (b1, b2) = server["optimizer"], float(server["lr"]), server["betas"]
     delta = combined - W
+    if kind == "none":
+        return W + lr * delta
     m: Array = memory.get("m", np.zeros_like(W))
     if kind == "avgm":
         memory["m"] = m = b1 * m + delta

@@ -1,6 +1,9 @@
 """Nothing unfit reaches the average."""
 
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,12 +12,12 @@ import torch
 
 import fedcluster
 from fedcluster import prepare, training
-from fedcluster.accept import Update, accept
+from fedcluster.accept import UNSENT, Update, accept
 from fedcluster.display import Display
 from fedcluster.errors import BudgetExceeded, Diverged
 from fedcluster.executor import InProcess, Memory
 from fedcluster.ledger import Ledger
-from fedcluster.record import Recorder
+from fedcluster.record import Recorder, read_lines
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message
 
@@ -121,6 +124,45 @@ def test_a_cycle_without_updates_leaves_the_model() -> None:
 
     _, recorder = attacked(experiment(), DarkCluster)
     assert recorder.history[-1]["aggregations"] == 2  # of four cycles
+
+
+def test_a_round_in_which_every_cycle_fails_is_taken_again_from_where_it_began(tmp_path: Path) -> None:
+    """With SCAFFOLD, whose devices keep something. In the second round one device answers where two are needed, and the
+    others cannot be reached; then all are back."""
+
+    class Away(InProcess):
+        left = 2  # cycles
+
+        def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
+            if cycle.round != 1 or not self.left:
+                yield from super().train(cycle, received, exchange, memory)
+                return
+            self.left -= 1
+            here = cycle.cohort[: 1 - cycle.cycle]
+            for k in cycle.cohort[len(here) :].tolist():
+                yield Update(k, cycle.round, cycle.cycle, UNSENT)
+            yield from super().train(replace(cycle, cohort=here), received, exchange, memory)
+
+    described = experiment().with_(**{"local.algorithm": "scaffold"})
+    states, recorders = [], []
+    for kind in (InProcess, Away):
+        setup = replace(prepare.prepare(described, Display()), min_updates=2)
+        old = setup.executor
+        assert isinstance(old, InProcess)
+        executor = kind(old.algorithm, old.learner, old.dataset, setup.fleet, old.options, old.seed)
+        (tmp_path / kind.__name__).mkdir()
+        recorders.append(Recorder(tmp_path / kind.__name__, Display(), Ledger(setup.devices)))
+        with closing(recorders[-1]):
+            states.append(training.train(replace(setup, executor=executor), recorders[-1], setup.start))
+    assert torch.equal(states[0].model, states[1].model)
+    kept = [[one["variate"] for _, one in sorted(state.devices.items())] for state in states]
+    assert torch.equal(torch.stack(kept[0]), torch.stack(kept[1]))
+    turns = [[(turn["round"], turn["cycle"], turn["changed"]) for turn in one.cycles.lines] for one in recorders]
+    assert turns[1] == turns[0] == [(1, 0, True), (1, 1, True), (2, 0, True), (2, 1, True)]
+    assert read_lines(tmp_path / "Away/cycles.jsonl") == recorders[1].cycles.lines
+    plain, disturbed = (one.history[-1] for one in recorders)
+    assert (disturbed["downloads"], disturbed["uploads"]) == (plain["downloads"] + 1, plain["uploads"] + 1)
+    assert disturbed["bytes_down"] == plain["bytes_down"] * 21 // 20
 
 
 def test_a_round_of_nonsense_ends_the_run() -> None:

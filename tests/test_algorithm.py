@@ -2,6 +2,7 @@
 
 import csv
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from torch.nn import functional as F
 
 import fedcluster
 from fedcluster import prepare
+from fedcluster.algorithms import FedAvg
 from fedcluster.display import Display
+from fedcluster.errors import BadExperiment
 from fedcluster.executor import InProcess
+from fedcluster.experiment import Local
 from fedcluster.rng import stream
 from tests.conftest import blobs
 from tests.reference import algorithm_1
+from tests.test_resume import essence
 
 LOCAL: dict[str, Any] = {
     "steps": 4,
@@ -164,3 +169,128 @@ def test_a_model_with_running_statistics_learns() -> None:
     norm = result.model[2]  # type: ignore[index]
     assert not torch.equal(norm.running_mean, torch.zeros(32))
     assert result.history[-1]["test_accuracy"] > 0.8
+
+
+def natural(**local: Any) -> fedcluster.Experiment:
+    return fedcluster.Experiment(
+        rounds=2,
+        data={"name": fedcluster.Dataset(**blobs())},
+        fleet={"partition": "natural"},
+        clusters={"count": 2, "participation": 1.0},
+        model={"name": "logistic"},
+        local={"steps": 3, "batch": 4, "lr": 0.1} | local,
+    )
+
+
+def weights(experiment: fedcluster.Experiment) -> torch.Tensor:
+    model = fedcluster.run(experiment, display=Display()).model
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_a_local_rule_may_return_the_gradient() -> None:
+    def in_place(gradient: torch.Tensor, w: torch.Tensor, received: torch.Tensor) -> None:
+        gradient.mul_(0.5).add_(w)
+
+    def returned(gradient: torch.Tensor, w: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+        return gradient * 0.5 + w
+
+    def both(gradient: torch.Tensor, w: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+        return gradient.mul_(0.5).add_(w)
+
+    expected = weights(natural(algorithm=in_place))
+    assert not torch.equal(expected, weights(natural()))
+    assert torch.equal(weights(natural(algorithm=returned)), expected)
+    assert torch.equal(weights(natural(algorithm=both)), expected)
+
+
+@pytest.mark.parametrize("returned", [0.5, torch.zeros(1), "g"], ids=["number", "shape", "text"])
+def test_a_local_rule_that_returns_something_else_is_refused(returned: Any) -> None:
+    with pytest.raises(BadExperiment, match=r"the local rule returned .*; return a gradient of shape"):
+        weights(natural(algorithm=lambda gradient, w, received: returned))
+
+
+class Scaled(FedAvg):
+    def __init__(self, options: Local, factor: float = 1.0) -> None:
+        super().__init__(options)
+        self.factor = factor
+
+    def correct(self, gradient: torch.Tensor, w: torch.Tensor, received: torch.Tensor) -> None:
+        gradient.mul_(self.factor)
+
+
+def test_a_partial_of_an_algorithm_is_an_algorithm() -> None:
+    half = natural(algorithm=partial(Scaled, factor=0.5))
+    torch.testing.assert_close(weights(half), weights(natural(lr=0.05)), rtol=1e-5, atol=1e-7)
+    assert half.to_dict()["local"]["algorithm"] == "tests.test_algorithm:Scaled(factor=0.5)"
+    assert half.digest() != natural(algorithm=partial(Scaled, factor=0.25)).digest()
+    rule = partial(lambda gradient, w, received, factor: gradient.mul_(factor), factor=0.5)
+    torch.testing.assert_close(weights(natural(algorithm=rule)), weights(half))
+
+
+def centralized(optimizer: str, rounds: int, steps: int, **keys: Any) -> fedcluster.Experiment:
+    lr = 0.02 if optimizer == "adam" else 0.2
+    return natural(optimizer=optimizer, lr=lr).with_(
+        method="centralized", rounds=rounds, centralized={"steps": steps, "batch": "full"} | keys
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_centralized_training_is_one_optimizer_over_all_rounds(optimizer: str) -> None:
+    """Full batches: two rounds of three steps are one round of six, and those are torch's."""
+    data = blobs()
+    x, y = torch.tensor(data["x_train"]), torch.tensor(data["y_train"])
+    setup = prepare.prepare(centralized(optimizer, 2, 3), Display())
+    model = deepcopy(setup.learner.module)
+    for p in model.parameters():
+        p.data, p.grad = p.data.clone(), None
+    if optimizer == "adam":
+        theirs: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    else:
+        theirs = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5 if optimizer == "momentum" else 0.0)
+    for _ in range(6):
+        theirs.zero_grad()
+        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        theirs.step()
+    expected = torch.cat([p.detach().flatten() for p in model.parameters()])
+    torch.testing.assert_close(weights(centralized(optimizer, 2, 3)), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(weights(centralized(optimizer, 1, 6)), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_a_resumed_centralized_run_goes_on_with_its_moments(
+    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = centralized(optimizer, 4, 3, batch=5)
+    fedcluster.run(described, tmp_path / "whole", display=Display())
+
+    class Stop(Display):
+        def round(self, line: dict[str, Any]) -> None:
+            if line["round"] == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedcluster.run(described, tmp_path / "stopped", display=Stop())
+    fedcluster.run(described, tmp_path / "stopped", resume=True, display=Display())
+    assert essence(tmp_path / "stopped") == essence(tmp_path / "whole")
+
+
+def test_centralized_training_says_when_whole_steps_cannot_spend_the_same_samples() -> None:
+    said: list[str] = []
+
+    class Listen(Display):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    def budget(**keys: Any) -> int:
+        setup = prepare.prepare(natural(batch="full", steps=3).with_(method="centralized", **keys), Listen())
+        assert isinstance(setup.executor, InProcess)
+        assert isinstance(setup.executor.options.steps, int)
+        return setup.executor.options.steps
+
+    total = len(blobs()["y_train"])  # all seven take part, each with all of its data
+    assert budget(centralized={"batch": "full"}) == 3
+    assert not any("centralized training takes" in text for text in said)
+    steps = budget(centralized={"batch": 5})
+    assert steps == round(3 * total / 5)
+    assert f"centralized training takes {steps} steps of 5 samples a round, {5 * steps} in all" in said[-1]
+    assert said[-1].endswith(f"the fleet's cohorts use {3 * total} on average")

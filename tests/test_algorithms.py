@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import fedcluster
+from fedcluster import learner as learners
 from fedcluster.display import Display
 from fedcluster.errors import BadExperiment, BudgetExceeded
 from fedcluster.rng import stream
@@ -98,8 +99,7 @@ def reference(described: fedcluster.Experiment, clusters: list[list[int]]) -> ND
         gradient=softmax_regression if described.model.name is softmax else relu_network(HIDDEN),
         batches=batches,
     )
-    server = None if described.server.optimizer == "none" else described.server.model_dump()
-    return simulate(problem, str(local.algorithm), local.model_dump(), server)
+    return simulate(problem, str(local.algorithm), local.model_dump(), described.server.model_dump())
 
 
 ROWS: list[tuple[str, dict[str, Any]]] = [
@@ -111,6 +111,7 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("fednova", {"steps": [2, 7], "optimizer": "momentum"}),
     *(("mime", {"optimizer": name}) for name in ("sgd", "momentum", "adam")),
     *(("mimelite", {"optimizer": name}) for name in ("sgd", "momentum", "adam")),
+    *((name, {"optimizer": "adam", "statistics": "fixed", "eps": 0.1}) for name in ("mime", "mimelite")),
     *(("fedl", {"optimizer": name}) for name in ("sgd", "momentum")),
     ("fedmax", {}),
     ("fedmax", {"model": network}),
@@ -139,7 +140,7 @@ def test_agrees_with_numpy(
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fednova", "mime", "fedl", "vrl_sgd", "pr_spider"])
-@pytest.mark.parametrize("optimizer", ["avgm", "adagrad", "adam", "yogi"])
+@pytest.mark.parametrize("optimizer", ["none", "avgm", "adagrad", "adam", "yogi"])
 def test_server_optimizers_agree_with_numpy(algorithm: str, optimizer: str, tmp_path: Path) -> None:
     server = {"optimizer": optimizer, "lr": 0.5, "betas": [0.8, 0.95], "tau": 1e-2}
     described = experiment(tmp_path, algorithm, server=server)
@@ -223,6 +224,7 @@ def test_workers_change_nothing(algorithm: str, tmp_path: Path, monkeypatch: pyt
     from fedcluster import workers
 
     monkeypatch.setattr(workers, "WORTH_STARTING", 0.0)
+    monkeypatch.setattr(workers, "may_fork", lambda: False)
 
     class Wait(Display):
         def begin(self, rounds: int, cycles: int, done: int) -> None:
@@ -266,9 +268,10 @@ def test_a_device_that_went_astray_keeps_what_it_had(tmp_path: Path) -> None:
     [
         ("fedavg", 1, 1, (1, 1)),
         ("scaffold", 1, 1, (2, 2)),
-        ("mimelite", 1, 1, (1, 2)),
-        ("mime", 2, 2, (3, 2)),
-        ("fedsvrg", 2, 2, (3, 2)),
+        ("mimelite", 1, 1, (1, 1)),  # plain SGD has no statistics that a gradient could renew
+        ("mime", 2, 2, (2, 2)),
+        ("fedsvrg", 2, 2, (2, 2)),
+        ("pr_spider", 2, 2, (2, 2)),
         ("vrl_sgd", 2, 1, (2, 1)),
     ],
 )
@@ -313,6 +316,31 @@ def test_bad_options_are_named(local: dict[str, Any], said: str) -> None:
     assert said in str(refused.value)
 
 
+def test_the_servers_defaults_follow_its_optimizer() -> None:
+    def rates(**server: Any) -> tuple[float, tuple[float, float]]:
+        found = fedcluster.Experiment(server=server).server
+        return found.lr, found.betas
+
+    assert rates() == rates(optimizer="avgm") == (1.0, (0.9, 0.99))
+    assert rates(optimizer="adam") == rates(optimizer="yogi") == (0.03, (0.9, 0.99))
+    assert rates(optimizer="adagrad") == (0.03, (0.0, 0.99))
+    assert rates(optimizer="adagrad", lr=1.0, betas=[0.5, 0.9]) == (1.0, (0.5, 0.9))
+    base = fedcluster.Experiment(server={"tau": 0.01})
+    changed = base.with_(**{"server.optimizer": "adagrad"}).server
+    assert (changed.lr, changed.betas, changed.tau) == (0.03, (0.0, 0.99), 0.01)
+    assert base.with_(server={"optimizer": "adam"}).with_(server={"optimizer": "none"}).server.lr == 1.0
+    assert fedcluster.Experiment(**fedcluster.Experiment(server={"optimizer": "adam"}).to_dict()).server.lr == 0.03
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_without_an_optimizer_the_servers_rate_scales_the_movement(algorithm: str, tmp_path: Path) -> None:
+    """SCAFFOLD's global step size; 1 is the average itself, to the bit."""
+    plain, scaled = (experiment(tmp_path, algorithm, ALL, rounds=1, server=server) for server in ({}, {"lr": 2.0}))
+    start = torch.cat([p.detach().flatten() for p in softmax((5,), 3).parameters()]).double().numpy()
+    np.testing.assert_allclose(ours(scaled) - start, 2 * (ours(plain) - start), rtol=1e-5, atol=1e-6)
+    assert (ours(experiment(tmp_path, algorithm, ALL, server={"lr": 1.0})) == ours(plain.with_(rounds=ROUNDS))).all()
+
+
 def test_bad_server_options_are_named() -> None:
     with pytest.raises(BadExperiment, match=r"server\.optimizer = 'sgd' is not allowed"):
         fedcluster.Experiment(server={"optimizer": "sgd"})
@@ -324,3 +352,50 @@ def test_the_catalogue_names_every_algorithm(here: Any) -> None:
     _, said, _ = here("algorithms")
     for name in ("scaffold", "fednova", "mimelite", "pr_spider", "Karimireddy", "Konečný", "yogi"):
         assert name in said
+
+
+def with_dropout(shape: tuple[int, ...], classes: int) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(shape[0], 16), nn.ReLU(), nn.Dropout(), nn.Linear(16, classes))
+
+
+@pytest.mark.parametrize("algorithm", ["mime", "fedsvrg"])
+@pytest.mark.parametrize("cohorts", ["sequential", "stacked"])
+def test_with_dropout_the_first_step_is_that_of_the_pooled_gradient(
+    algorithm: str, cohorts: str, tmp_path: Path
+) -> None:
+    """g(W) - g(W) + c = c when both gradients have the same mask; PR-SPIDER's first step is c by definition."""
+    plain = experiment(tmp_path, "pr_spider", model=with_dropout, steps=1)
+    found = ours(experiment(tmp_path, algorithm, model=with_dropout, steps=1), cohorts=cohorts)
+    np.testing.assert_allclose(found, ours(plain), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 3)),
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, momentum=None), nn.Dropout(), nn.Linear(8, 3)),
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)),  # traced after a while
+    ],
+    ids=["dropout", "counter", "program"],
+)
+def test_a_gradient_at_the_same_point_is_the_same(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learners, "WORTH_A_PROGRAM", 3 if isinstance(make()[1], nn.Tanh) else 100)
+    torch.manual_seed(0)
+    asked, plain = learners.Learner(make()), learners.Learner(make())
+    plain.load(asked.w)
+    data = [(torch.randn(6, 4), torch.randint(3, (6,))) for _ in range(5)]
+    gradients: list[torch.Tensor] = []
+    for learner in (asked, plain):
+        learner.module.train()
+        torch.manual_seed(1)
+        for number, (x, y) in enumerate(data):
+            learner.differentiate(x, y)
+            if learner is plain:
+                assert torch.equal(learner.gradient, gradients[number])
+                continue
+            gradients.append(learner.gradient.clone())
+            elsewhere = learner.gradient_at(learner.w[: learner.size] + 1)
+            assert torch.equal(learner.gradient_at(learner.w[: learner.size]), learner.gradient)
+            assert not torch.equal(elsewhere, learner.gradient)
+    assert torch.equal(asked.w, plain.w), "running statistics are those of the steps alone"

@@ -2,18 +2,24 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import fedcluster
 from fedcluster import advise, analyze
 from fedcluster.display import Display
 from fedcluster.experiment import load
+from fedcluster.learner import Learner
 from fedcluster.prepare import prepare
+from fedcluster.report import ruled
+from fedcluster.smoothness import smoothness
+from fedcluster.training import repeatable
 from tests.conftest import Here, blobs
 
 Write = Callable[..., Path]
@@ -25,6 +31,7 @@ def test_analyze_says_what_fails_first_and_adds_up(here: Here, write_experiment:
     assert code == 0
     assert text.startswith("The theorem's conditions do not hold on this problem, so its bound promises nothing here.")
     assert "missed by a factor of" in text
+    assert max(len(line) for line in text.splitlines() if line.startswith("  ")) <= 80
     for word in ("H_device", "H_cluster", "run, round 3", "largest seen", "M = 3", "M = 1", "rounds to epsilon"):
         assert word in text
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"analysis.json", "analysis.png"}
@@ -44,7 +51,7 @@ def test_analyze_says_what_fails_first_and_adds_up(here: Here, write_experiment:
     clustered, one = report["theorem"]
     assert clustered["C"] == pytest.approx(2 * report["f_start"] + 4 * most["L"] * (most["H_cluster"] + most["V"]))
     assert one["C"] == pytest.approx(2 * report["f_start"] + 4 * most["L"] * most["V_one"])
-    assert clustered["bound"] == pytest.approx(clustered["C"] / (3 * 3 * 3) ** 0.5)  # T = M = E = 3
+    assert clustered["bound"] == pytest.approx(2 * clustered["C"] / (3 * 3 * 3) ** 0.5)  # T = M = E = 3
 
 
 def test_models_are_found_in_folders_checkpoints_and_files(here: Here, write_experiment: Write, tmp_path: Path) -> None:
@@ -94,6 +101,25 @@ def test_what_the_experiment_does_otherwise_is_said(write_experiment: Write) -> 
     assert analyze.analyze(plain).remarks == []
 
 
+def test_unequal_clusters_are_said_to_minimise_another_mean(
+    here: Here, write_experiment: Write, tmp_path: Path
+) -> None:
+    """Ten of twelve equal devices in one cluster: q = 5/6 and 1/6."""
+    rows = [f"{k},{int(k > 9)}" for k in range(12)]
+    (tmp_path / "clusters.csv").write_text("device,cluster\n" + "\n".join(rows) + "\n")
+    said = "Clusters hold from 16.67% to 83.33% of the samples"
+    for clusters, expected in (({"method": "file", "path": "clusters.csv"}, True), ({"count": 3}, False)):
+        path = write_experiment(clusters=clusters)
+        _, _, err = here("run", path, "--out", f"run-{expected}")
+        _, text, _ = here("analyze", path, "--out", "analysis")
+        assert (said in err, said in text) == (expected, expected)
+    (tmp_path / "fleet.csv").write_text("device,utc_offset,samples\na,1,60\nb,2,30\nc,9,10\n")
+    assert "from 10.00% to 60.00% of the samples" in here("plan", "fleet.csv", "--count", "3", "--out", "plan")[1]
+    (tmp_path / "fleet.csv").write_text("device,utc_offset\na,1\nb,2\nc,9\n")
+    assert "from 33.33% to 66.67% of the devices" in here("plan", "fleet.csv", "--count", "2", "--out", "plan")[1]
+    assert "Clusters hold" not in here("plan", "fleet.csv", "--count", "3", "--out", "plan")[1]
+
+
 def test_full_batches_have_no_variance_and_the_conditions_can_hold(write_experiment: Write) -> None:
     path = write_experiment(
         rounds=10**6, fleet={"partition": "iid", "devices": 4, "samples": 1438}, local={"steps": 1, "batch": "full"}
@@ -119,6 +145,87 @@ def test_advise_draws_the_curve_and_pilots_check_it(here: Here, write_experiment
     H = {choice["name"]: choice["H_cluster"] for choice in report["others"]}
     assert H["balanced, by gradients"] <= H["random"] <= H["similar, by labels"]
     assert (tmp_path / "out" / "advice.png").exists()
+
+
+def test_every_M_has_the_same_budget_and_others_are_left_out(write_experiment: Write) -> None:
+    path = write_experiment(fleet={"devices": 24, "samples": 20}, clusters={"count": 3, "participation": 0.5})
+    advice = advise.advise(load(path))
+    assert [choice.M for choice in advice.choices] == [1, 2, 3, 4, 6, 8, 12]
+    assert {round(choice.M * choice.cohort) for choice in advice.choices} == {12}
+    lopsided = advise.advise(load(path).with_(**{"clusters.method": one_large_cluster}))
+    assert [choice.M for choice in lopsided.choices] == [1, 2]
+    assert "M = 12 is left out: its cohorts ask 17 devices a round, and one cluster 12" in " ".join(lopsided.remarks)
+
+
+def test_the_tables_of_advice_fit_into_80_columns() -> None:
+    values = {
+        "cohort": 12.5,
+        "H_cluster": 0.000314159,
+        "error": 0.01,
+        "sampling": 0.0123456,
+        "V": 0.000654321,
+        "G2": 1.0,
+    }
+    at = [advise.Choice(f"M = {M}", M, **values, C=0.123456, C_cohort=0.234567, C_low=0.1) for M in (10, 1000)]
+    other = [replace(at[0], name="balanced, by gradients"), replace(at[0], name="random")]
+    for choices, first in ((at, "availability"), (at, "my.package.clusters:function"), (other, "at M = 1000")):
+        table = ruled(*advise.table(choices, first))
+        assert Console(width=200).measure(table).maximum <= 80
+
+
+def one_large_cluster(fleet: Any, rng: Any, options: Any) -> Any:
+    return np.maximum(0, np.arange(len(fleet)) - len(fleet) + options.count)
+
+
+def test_one_cluster_is_not_compared_with_itself(here: Here, write_experiment: Write, tmp_path: Path) -> None:
+    path = write_experiment(clusters={"count": 1, "participation": 0.05})
+    code, text, _ = here("advise", path, "--out", "out")
+    assert (code, "Take M = 1." in text) == (0, True)
+    assert "With one cluster of all devices there is nothing to cluster, and H_cluster is 0." in text
+    assert json.loads((tmp_path / "out" / "advice.json").read_text())["others"] == []
+    assert max(len(line) for line in text.splitlines() if line.startswith("  ")) <= 80
+
+
+def test_the_advised_M_does_not_change_with_the_seed_of_the_estimate(write_experiment: Write) -> None:
+    path = write_experiment(fleet={"devices": 24, "samples": 30}, clusters={"count": 3, "participation": 0.5})
+    experiment = load(path)
+    with repeatable():
+        weigh = advise.weighing(experiment, Display(), 1)
+        learner, fleet = Learner(weigh.setup.learner.module), weigh.setup.fleet
+        assert weigh.setup.dataset is not None
+        taken, ranges = set(), []
+        for seed in range(4):
+            w, local = weigh.setup.start.model, experiment.local
+            weigh.L = smoothness([learner], w, weigh.setup.dataset, fleet, np.arange(24), local, seed, Display())
+            ranges.append(weigh.L)
+            values = advise.candidates(24, 0.5)
+            choices = [weigh(str(M), experiment.clusters.model_copy(update={"count": M})) for M in values]
+            taken.add(min(choices, key=lambda choice: choice.cohort_height).M)
+    assert len(taken) == 1
+    assert max(found.low for found in ranges) <= 1.01 * min(found.low for found in ranges)
+    assert max(found.low for found in ranges) <= min(found.high for found in ranges)
+
+
+def test_large_fleets_are_sampled_and_say_so(
+    here: Here, write_experiment: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedcluster.measures.MANY", 40)
+    path = write_experiment(fleet={"devices": 60, "samples": 10}, clusters={"count": 3, "participation": 0.5})
+    code, text, err = here("analyze", path, "--out", "out")
+    assert code == 0, err
+    assert "40 of 60 devices were surveyed" in text
+    assert "no more than 7.22% of all devices have a larger one" in text  # 1 - 0.05^(1/40)
+    point = json.loads((tmp_path / "out" / "analysis.json").read_text())["points"][0]
+    monkeypatch.setattr("fedcluster.measures.MANY", 100)
+    whole = analyze.analyze(load(path)).points[0]
+    assert point["H_device"] == pytest.approx(whole.H_device, rel=0.2)
+    assert abs(point["H_cluster"] - whole.H_cluster) <= 4 * point["error"]
+    assert abs(point["V"] - whole.V) <= 4 * point["V_error"]
+    monkeypatch.setattr("fedcluster.measures.MANY", 40)
+    advice = advise.advise(load(path))
+    assert "40 of 60 devices were surveyed" in advice.remarks[0]
+    assert [choice.name for choice in advice.others] == ["random", "balanced, by labels", "similar, by labels"]
+    assert "needs those of all 60 devices" in advice.remarks[-1]
 
 
 def test_advise_without_pilots_says_so_and_leaves_out_what_is_impossible(write_experiment: Write) -> None:

@@ -1,10 +1,13 @@
 """Look-ups in periodic traces agree with a brute-force search, whatever the trace and wherever time jumps."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcluster import availability
 from fedcluster.availability import FOREVER, build
+from fedcluster.zones import DAY, HOUR
 
 quickly = settings(max_examples=150, deadline=None)
 Interval = tuple[int, int, int]
@@ -70,3 +73,14 @@ def test_intervals_are_joined_round_the_period() -> None:
     assert found.free_until(everyone, -2).tolist() == [4, FOREVER, -2]
     assert found.next_free(everyone, 10).tolist() == [20, 10, FOREVER]
     assert found.next_free(np.array([0, 0]), np.array([10, 2404])).tolist() == [20, 2420]
+
+
+def test_long_traces_are_looked_at_a_few_devices_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A year in which all devices are free has very many windows."""
+    trace = build(np.arange(5), np.zeros(5, int), np.arange(5) * 30 * DAY, np.full(5, 365 * DAY))
+    whole = np.concatenate([days for _, days in trace.windows(24, HOUR, 1)])
+    monkeypatch.setattr(availability, "MOST_WINDOWS", 2 * 365 * 24)
+    parts = list(trace.windows(24, HOUR, 1))
+    assert len(parts) == 5
+    assert (np.concatenate([days for _, days in parts]) == whole).all()
+    assert whole[:, 0].tolist() == [0, 30, 60, 90, 120]

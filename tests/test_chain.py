@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from itertools import pairwise
@@ -13,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedcluster
-from fedcluster import compiled, models
+from fedcluster import build, compiled, models
+from fedcluster import chain as chains
 from fedcluster import fleet as fleets
 from fedcluster.accept import finite
 from fedcluster.aggregate import average
@@ -318,6 +321,95 @@ def test_a_library_that_others_could_have_written_is_not_loaded(anew: Path) -> N
     os.chmod(library, 0o777)
     compiled.library.cache_clear()
     assert compiled.library() is None
+
+
+@pytest.mark.parametrize(("inputs", "compiles"), [(2048, True), (2049, False)])
+def test_layers_on_which_torch_is_faster_are_left_to_it(inputs: int, compiles: bool) -> None:
+    module = nn.Sequential(nn.Linear(inputs, 2048, device="meta"), nn.ReLU(), nn.Linear(2048, 10, device="meta"))
+    assert (chains.network_of(module) is not None) == compiles
+
+
+@needs_compiler
+@pytest.mark.parametrize("batch", [5, 300])
+def test_wide_layers_find_what_torch_finds(batch: int) -> None:
+    """Rows that would be a power of two apart, and a batch for which tiles are grouped."""
+    torch.manual_seed(0)
+    sizes = nn.Linear(30, 512), nn.ReLU(), nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 5)
+    learner = Learner(nn.Sequential(*sizes))
+    assert learner.chain is not None
+    plain = by_torch(nn.Sequential(*sizes))
+    x, y = torch.randn(batch, 30), torch.randint(5, (batch,))
+    learner.differentiate(x, y)
+    plain.differentiate(x, y)
+    torch.testing.assert_close(learner.gradient, plain.gradient, rtol=1e-4, atol=1e-6)
+
+
+def damaged(content: bytes, how: str) -> bytes:
+    if how == "torn":
+        return content[:4096]
+    if how == "empty":
+        return b""
+    altered = bytearray(content)
+    for place in range(64, len(altered), 4096):
+        altered[place] ^= 0x10
+    return bytes(altered)
+
+
+@needs_compiler
+@pytest.mark.parametrize("how", ["torn", "empty", "flipped", "without its digest"])
+def test_a_damaged_library_is_built_again(anew: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setattr(build, "FLAGS", ["-O0", *build.FLAGS[1:]])
+    path = build.library_file(compiled.SOURCE, anew)
+    good, inode = path.read_bytes(), path.stat().st_ino
+    assert build.library_file(compiled.SOURCE, anew).stat().st_ino == inode
+    if how == "without its digest":
+        build.digest_file(path).unlink()
+    else:
+        path.write_bytes(damaged(good, how))
+    assert build.library_file(compiled.SOURCE, anew).read_bytes() == good
+    assert sorted(file.suffix for file in path.parent.iterdir()) == [".sha256", ".so"]
+
+
+@needs_compiler
+def test_a_run_with_a_damaged_library_finds_what_it_should(anew: Path, tmp_path: Path) -> None:
+    """In processes of their own: what is loaded from a torn file ends in SIGBUS."""
+    code = """
+import sys
+from pathlib import Path
+import fedcluster
+from fedcluster import build, compiled
+from fedcluster.display import Display
+build.FLAGS[0] = "-O0"
+from tests.test_chain import EXPERIMENT
+fedcluster.run(EXPERIMENT, sys.argv[1], display=Display())
+assert compiled.library() is not None
+"""
+    models = []
+    for name in ("good", "after"):
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], cwd=Path(__file__).parents[1])
+        assert done.returncode == 0
+        models.append((tmp_path / name / "model.safetensors").read_bytes())
+        (library,) = anew.glob("compiled/*.so")
+        library.write_bytes(damaged(library.read_bytes(), "torn"))
+    assert models[0] == models[1]
+
+
+@needs_compiler
+def test_what_does_not_run_is_not_used(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found out by a child process, so that it is the one to die."""
+    monkeypatch.setattr(build, "TRIAL", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    monkeypatch.setattr(build, "FLAGS", ["-O0", *build.FLAGS[1:]])
+    with pytest.raises(build.Unavailable, match="does not run"):
+        build.library_file(compiled.SOURCE, anew)
+    assert not list(anew.glob("compiled/*"))
+
+
+def test_one_line_says_that_torch_does_the_work(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(Display, "say", lambda self, text: said.append(text))
+    monkeypatch.setenv("PATH", "/nowhere")
+    weights()
+    assert said == ["training with torch, which is slower for this model: there is no C compiler (cc, gcc or clang)"]
 
 
 @needs_compiler

@@ -6,8 +6,9 @@ from statistics import fmean
 import pytest
 
 import fedcluster
-from fedcluster.comparison import Outcome
+from fedcluster.comparison import Comparison, Outcome
 from fedcluster.record import read_lines
+from fedcluster.report import verdict
 from fedcluster.tuning import TUNING_SEEDS
 
 SMALL = fedcluster.Experiment(
@@ -32,6 +33,29 @@ def test_rates_and_budgets(lr: str, fedavg: float) -> None:
     for seed in range(2):  # the same start, by the same yardstick
         assert len({outcome.histories[seed][0]["train_loss"] for outcome in result.outcomes}) == 1
     assert all(rounds is not None for outcome in result.outcomes for rounds in outcome.rounds_to(result.target))
+
+
+@pytest.mark.parametrize(
+    ("devices", "count", "participation", "updates"),
+    [
+        (20, 10, 0.1, 10),  # two devices a cluster, of which one takes part: FedAvg gets ten as well
+        (24, 8, 0.5, 12),  # one and a half a cluster
+        (12, 3, 0.5, 6),
+    ],
+)
+def test_every_method_has_the_same_device_updates(devices: int, count: int, participation: float, updates: int) -> None:
+    fleet = {"devices": devices, "samples": 20}
+    experiment = SMALL.with_(fleet=fleet, clusters={"count": count, "participation": participation}, rounds=1)
+    result = fedcluster.compare(experiment, ["fedavg", "fedcluster"], seeds=1)
+    assert [outcome.histories[0][-1]["device_updates"] for outcome in result.outcomes] == [updates, updates]
+    assert not any("budgets differ" in text for text in verdict(result))
+
+
+def test_unequal_budgets_are_said() -> None:
+    line = {"round": 1, "train_loss": 1.0}
+    outcomes = [Outcome(m, 0.1, 1, [[line | {"device_updates": n}]]) for m, n in (("fedavg", 4), ("fedcluster", 6))]
+    said = verdict(Comparison(outcomes, 1.0, "equal"))
+    assert "FedAvg had 4 device updates over all seeds, FedCluster 6." in said[0]
 
 
 def test_tuned_rates_come_from_other_seeds_and_skip_what_diverges(tmp_path: Path) -> None:

@@ -1,16 +1,21 @@
 """Every way in which data can come, and how bad data are turned away."""
 
+import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 
-from fedcluster import Dataset
+from fedcluster import Dataset, npz, pictures
 from fedcluster.errors import BadData
+from fedcluster.learner import Learner
 from fedcluster.sources import open_dataset
 from tests.conftest import blobs
 
@@ -75,6 +80,28 @@ def test_junk_is_not_an_npz(tmp_path: Path) -> None:
         open_dataset(str(tmp_path / "junk.npz"))
 
 
+def test_an_npz_may_not_unfold_into_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npz, "UNSUSPICIOUS", 100_000)  # of zeros, as a file of gigabytes would take its time
+    zeros = np.zeros((50_000, 4), np.float32)
+    np.savez_compressed(tmp_path / "bomb.npz", x_train=zeros, y_train=zeros[:, 0], x_test=zeros, y_test=zeros[:, 0])
+    with pytest.raises(BadData, match=r"would unfold to .* more than 100 times its size"):
+        open_dataset(str(tmp_path / "bomb.npz"))
+
+
+def test_an_array_may_not_promise_more_than_it_holds(tmp_path: Path) -> None:
+    arrays = blobs()
+    np.savez(tmp_path / "data.npz", **arrays)
+    with zipfile.ZipFile(tmp_path / "data.npz") as honest, zipfile.ZipFile(tmp_path / "lie.npz", "w") as lie:
+        for name in honest.namelist():
+            content = honest.read(name)
+            if name == "x_train.npy":
+                header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 5), }".ljust(117) + b"\n"
+                content = content[:10] + header + content[128:]
+            lie.writestr(name, content)
+    with pytest.raises(BadData, match=r"x_train.npy says that it has the shape \[1000000000000, 5\]"):
+        open_dataset(str(tmp_path / "lie.npz"))
+
+
 def test_csv_with_names_for_labels_and_a_device_column(tmp_path: Path) -> None:
     rows = "".join(f"{i},{i * 2},{'cat' if i % 2 else 'ant'},phone{i % 3}\n" for i in range(10))
     (tmp_path / "table.csv").write_text("a,b,label,device\n" + rows)
@@ -91,6 +118,162 @@ def test_a_table_without_labels_is_refused(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("a,b\n1,2\n3,4\n")
     with pytest.raises(BadData, match="no label column among a, b"):
         open_dataset(str(tmp_path / "table.csv"))
+
+
+def rows_of(count: int, first: int = 0) -> str:
+    return "a,label\n" + "".join(f"{i + 0.5},{i % 2}\n" for i in range(first, first + count))
+
+
+def quietly(path: Path | str) -> Dataset:
+    return open_dataset(str(path), lambda text: None)
+
+
+@pytest.mark.parametrize(("name", "other"), [("run[1].csv", "run1.csv"), ("t?.csv", "t1.csv"), ("a*.csv", "ab.csv")])
+def test_a_path_is_not_a_pattern(name: str, other: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(rows_of(10))
+    (tmp_path / other).write_text(rows_of(50, first=100))
+    data = quietly(tmp_path / name)
+    assert len(data.y_train) + len(data.y_test) == 10
+    assert float(data.x_train.max()) < 100
+
+
+def test_a_folder_of_pictures_is_not_a_pattern(tmp_path: Path) -> None:
+    for folder, count in (("pets[1]", 4), ("pets1", 8)):
+        for i in range(count):
+            (tmp_path / folder / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+            picture(i).save(tmp_path / folder / "ab"[i % 2] / f"{i}.png")
+    data = quietly(tmp_path / "pets[1]")
+    assert len(data.y_train) + len(data.y_test) == 4
+
+
+def test_a_changed_file_of_the_same_size_and_time_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(rows_of(10))
+    before, status = quietly(path), path.stat()
+    path.write_text(rows_of(10).replace("7.5,", "9.5,"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert path.stat().st_size == status.st_size
+    assert not torch.equal(quietly(path).x_train, before.x_train)
+
+
+def test_a_picture_is_never_read_by_the_path_in_a_table(tmp_path: Path) -> None:
+    picture(0).save(tmp_path / "secret.png")
+    rows = [{"image": {"bytes": None, "path": str(tmp_path / "secret.png")}, "label": i % 2} for i in range(4)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "table.parquet")
+    with pytest.raises(BadData, match="picture 0 is missing: the table must hold its bytes"):
+        quietly(tmp_path / "table.parquet")
+
+
+def test_the_name_of_a_reader_is_not_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hugging Face's "csv" would read whatever lies in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "private.csv").write_text(rows_of(10))
+    for name in ("csv", "text", "a b", "a/b/c"):
+        with pytest.raises(BadData, match="nor a Hugging Face id"):
+            open_dataset(name)
+
+
+@pytest.mark.parametrize("label", [2**63, 2**64 - 1, 10**9])
+def test_large_labels_are_refused_before_they_wrap(label: int, tmp_path: Path) -> None:
+    arrays = blobs()
+    arrays["y_train"] = arrays["y_train"].astype(np.uint64)
+    arrays["y_train"][3] = label
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(BadData, match=rf"y_train of data\.npz has the label {label}: number the classes from 0"):
+        quietly(tmp_path / "data.npz")
+    table = {"a": np.arange(len(arrays["y_train"])) / 2, "label": arrays["y_train"]}
+    pq.write_table(pa.table(table), tmp_path / "table.parquet")
+    with pytest.raises(BadData, match=f"row 4: label {label} is too large for a class"):
+        quietly(tmp_path / "table.parquet")
+
+
+def test_the_compiled_loop_refuses_labels_that_it_has_no_score_for() -> None:
+    data = Dataset(np.ones((4, 3), np.float32), np.arange(4), np.ones((1, 3), np.float32), np.zeros(1, int))
+    learner = Learner(torch.nn.Sequential(torch.nn.Linear(3, 2)))
+    if learner.chain is None:
+        pytest.skip("no compiler")
+    with pytest.raises(ValueError, match="labels from 0 to 3, but the network scores 2 classes"):
+        learner.chain.descend(data, torch.zeros(1, 1, dtype=torch.long), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,target\n1.5,0.25\n2.5,7\n", r"line 2: target 0.25 is not a class"),
+        ("user_id,a,label\n7,1.5,0\n7,2.5,1\n", "column 'user_id' looks like an identifier"),
+        ("userId,a,label\n7,1.5,0\n7,2.5,1\n", "column 'userId' looks like an identifier"),
+        (",a,label\n0,1.5,0\n1,2.5,1\n", "column '' looks like an identifier"),
+        ("n,label\n" + "".join(f"{i},{i % 2}\n" for i in range(100)), "column 'n' has another whole number in each"),
+        ("a,city,label\n1,Rome,0\n2,Paris,1\n", "line 2: city 'Rome' is not a number"),
+        ("a,b,label\n1,2,0\n2,x,1\n3,4,0\n", "line 3: b 'x' is not a number"),
+        ("a,b,label\n1,2,0\n2,,1\n3,4,0\n", "line 3: b is empty"),
+        ("a,b,label\n1,2,0\n2,٣,1\n3,4,0\n", "line 3: b '٣' is not a number"),
+        ("a,label\n1,0\n2,\n3,1\n", "line 3: label is empty"),
+        ("a,label\n1,0\n2,1\n3,cat\n", "line 4: label is 'cat', but numbers elsewhere"),
+        ("a,label\n1,0\n2,nan\n3,1\n", "line 3: label nan is not a class"),
+        ("a,label,device\n1,0,x\n2,1,\n", "line 3: device is empty"),
+        ("a,label\n1700000000,0\n1700000000,1\n", r"line 2: a 1.7e\+09 is too large to train on: scale the column"),
+        ("a,label\n1,0\n2,1000000000\n", "line 3: label 1000000000 is too large for a class"),
+        ("a,label\n1,0\n2\n", "line 3: has 1 cells, but the first line names 2 columns"),
+        ("a,a,label\n1,2,0\n", "names the column 'a' twice"),
+        (b"a,label\n1,0\n2\xff,1,7\n", "line 3: is not UTF-8 text"),
+        ("a,label\n", "has no rows"),
+        ("label\n0\n1\n", "no numeric column beside label"),
+    ],
+)
+def test_doubt_in_a_table_is_refused_by_column_and_line(text: str | bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(BadData, match=said):
+        quietly(tmp_path / "table.csv")
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ([0.0, float("nan")], "row 2: label nan is not a class"),
+        ([0, None], "row 2: label is empty"),
+        ([[0], [1]], "column label must be whole numbers or the names of classes, but is list"),
+        ([{"a": 0}, {"a": 1}], "column label must be whole numbers or the names of classes, but is struct"),
+        ([b"x", b"y"], "column label must be whole numbers or the names of classes, but is binary"),
+    ],
+)
+def test_labels_of_other_kinds_are_refused(column: list[Any], said: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [0.5, 1.5], "label": column}), tmp_path / "table.parquet")
+    with pytest.raises(BadData, match=said):
+        quietly(tmp_path / "table.parquet")
+
+
+def test_columns_of_a_parquet_table(tmp_path: Path) -> None:
+    """Bytes stay bytes, categories are classes, numbers of devices are ordered as numbers."""
+    rows = 20
+    table: dict[str, Any] = {f"p{i}": np.arange(rows).astype(np.uint8) for i in range(3)}
+    table |= {"label": pa.array(["b", "a"] * 10).dictionary_encode(), "device": [10, 2] * 10}
+    pq.write_table(pa.table(table), tmp_path / "table.parquet")
+    data = quietly(tmp_path / "table.parquet")
+    assert (data.x_train.dtype, data.shape, data.classes) == (torch.uint8, (3,), 2)
+    assert (data.x_train[:, 0] % 2 == 1 - data.y_train).all()
+    assert data.device_train is not None
+    assert np.unique(data.device_train).tolist() == [2, 10]
+
+
+def test_splits_must_have_the_same_columns_and_classes(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a,b,label\n1,2,x\n2,3,z\n")
+    (tmp_path / "test.csv").write_text("a,b,label\n1,2,y\n")
+    data = quietly(tmp_path)
+    assert (data.classes, data.y_train.tolist(), data.y_test.tolist()) == (3, [0, 2], [1])
+    (tmp_path / "test.csv").write_text("a,label\n1,y\n")
+    with pytest.raises(BadData, match=r"test\.csv has no column b, which"):
+        quietly(tmp_path)
+
+
+def test_data_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = datasets.Features({"img": datasets.Image(), "kind": datasets.ClassLabel(2)})
+    split = datasets.Dataset.from_dict({"img": [picture(i) for i in range(4)], "kind": [0, 1, 1, 0]}, features=kinds)
+    monkeypatch.setenv("FEDCLUSTER_CACHE", str(tmp_path))
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: {"train": split, "validation": split})
+    data = quietly("someone/pets")
+    assert (data.shape, data.y_train.tolist()) == ((1, 9, 9), [0, 1, 1, 0])
+    np.testing.assert_array_equal(data.x_test[3, 0].numpy(), np.asarray(picture(3)))
 
 
 def picture(seed: int, size: int = 9) -> Image.Image:
@@ -135,7 +318,7 @@ def test_a_known_name_is_found_in_the_data_folder_and_decoded_once(
     first = open_dataset("mnist")
     assert (first.shape, len(first.y_train), len(first.y_test)) == ((1, 28, 28), 20, 10)
     np.testing.assert_array_equal(first.x_train[3, 0].numpy(), np.asarray(picture(3, 28)))
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("decoded twice"))
+    monkeypatch.setattr(pictures, "decoded", lambda *_: pytest.fail("decoded twice"))
     assert torch.equal(open_dataset("mnist").x_train, first.x_train)
 
 

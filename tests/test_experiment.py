@@ -7,7 +7,7 @@ import pytest
 
 import fedcluster
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import changes
+from fedcluster.experiment import Local, changes
 from tests.conftest import Here
 
 DEFAULTS = """
@@ -48,11 +48,14 @@ beta = 1.0
 eta = 1.0
 option = "II"
 reset = "never"
+statistics = "per_step"
 [server]
 optimizer = "none"
 lr = 1.0
 betas = [0.9, 0.99]
 tau = 1e-3
+[accept]
+norm_bound = 10.0
 [centralized]
 batch = 60
 """
@@ -128,3 +131,14 @@ def test_the_command_line_stays(command: list[str], words: list[str], here: Here
     code, text, _ = here(*command, "--help")
     assert code == 0
     assert all(word in text for word in words)
+
+
+def test_with_keeps_the_other_keys_of_a_section() -> None:
+    base = fedcluster.Experiment(local={"lr": 0.5, "steps": 7, "algorithm": "fedprox"})
+    changed = base.with_(local={"lr": 0.2}, rounds=3)
+    assert (changed.local.lr, changed.local.steps, changed.local.algorithm) == (0.2, 7, "fedprox")
+    assert changed == base.with_(**{"local.lr": 0.2, "rounds": 3})
+    assert base.with_(local=Local(lr=0.2)).local == Local(lr=0.2)
+    assert base.with_(clock={"dropout": 0.1}).with_(clock=None).clock is None
+    with pytest.raises(BadExperiment, match=r"local\.rate is not a key"):
+        base.with_(local={"rate": 0.2})

@@ -23,6 +23,7 @@ import fedcluster
 from fedcluster import prepare, training
 from fedcluster.display import Display
 from fedcluster.executor import InProcess, Memory
+from fedcluster.experiment import Fleet
 from fedcluster.flower import certificates
 from fedcluster.ledger import Ledger
 from fedcluster.record import Recorder
@@ -57,7 +58,8 @@ def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         {"algorithm": "fedavg"},
         {"algorithm": "fedprox", "optimizer": "adam", "lr": 0.002},
         {"algorithm": "scaffold"},
-        {"algorithm": "vrl_sgd"},  # two exchanges a turn
+        {"algorithm": "vrl_sgd", "steps": [3, 6]},  # two exchanges a turn
+        {"algorithm": "mime", "optimizer": "momentum"},  # the second does not send the model again
     ],
     ids=lambda local: local["algorithm"],
 )
@@ -140,7 +142,8 @@ def test_killed_devices_are_missed_and_one_comes_back(twelve: Federation) -> Non
     assert all(turn["changed"] and turn["missing"] == [] for turn in turns if turn["cluster"] != 1)
     last = twelve.lines("faults", "metrics.jsonl")[-1]
     asked, lost = (sum(len(turn[name]) for turn in turns) for name in ("cohort", "missing"))
-    assert (last["downloads"], last["uploads"]) == (asked, asked - lost)
+    away = twelve.said("faults").count("it is not on line")  # nothing was sent to them
+    assert (last["downloads"], last["uploads"]) == (asked - away, asked - lost)
 
 
 def roster(federation: Federation, out: str) -> list[dict[str, Any]]:
@@ -211,6 +214,9 @@ def test_attackers_are_refused_by_name_and_change_nothing(twelve: Federation) ->
         "gate: refused device 10 at 127.0.0.1: an upload of more than",
     ):
         assert refused in said, refused + "\n" + said
+    assert "the server refuses device 2: it says that it is device 2, whose key it does not" in twelve.said(
+        "imposter-says"
+    )
     assert twelve.model("attacked") == simulated(twelve, experiment)
 
 
@@ -242,7 +248,7 @@ def simulated(federation: Federation, experiment: fedcluster.Experiment) -> byte
     }
     owner = np.repeat(np.arange(11), [len(file["y_train"]) for file in files])
     dataset = fedcluster.Dataset(**pooled, device_train=owner, classes=10)
-    setup = prepare.prepare(experiment.with_(data={"name": dataset}, fleet={"partition": "natural"}), Display())
+    setup = prepare.prepare(experiment.with_(data={"name": dataset}, fleet=Fleet(partition="natural")), Display())
     old = setup.executor
     assert isinstance(old, InProcess)
     executor = Honest(old.algorithm, old.learner, old.dataset, setup.fleet, old.options, old.seed)

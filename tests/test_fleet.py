@@ -12,7 +12,7 @@ from fedcluster import fleet as fleets
 from fedcluster.dataset import Dataset
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Clusters, Fleet
-from fedcluster.schedule import Schedule
+from fedcluster.schedule import Schedule, cohort_sizes, taking_part
 
 quickly = settings(max_examples=60, deadline=None)
 
@@ -125,6 +125,18 @@ def test_a_round_visits_every_cluster_once(
         assert len(cycle.cohort) >= 1
         assert set(cycle.cohort) <= set(clusters.members[cycle.cluster])
         assert abs(len(cycle.cohort) - participation * len(clusters.members[cycle.cluster])) <= 1
+
+
+@quickly
+@given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12), participation=st.floats(0.01, 1))
+def test_cohorts_add_up_to_the_share_of_all_devices(sizes: list[int], participation: float) -> None:
+    cohorts = cohort_sizes(participation, np.array(sizes))
+    exact = participation * np.array(sizes)
+    assert (cohorts <= sizes).all()
+    assert ((cohorts >= 1) == (np.array(sizes) >= 1)).all()
+    assert (np.abs(cohorts - exact)[exact >= 1] < 1).all()
+    least = np.minimum(sizes, np.maximum(1, np.floor(exact)))
+    assert cohorts.sum() == max(taking_part(participation, sum(sizes)), least.sum())
 
 
 @quickly

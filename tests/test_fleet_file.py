@@ -244,6 +244,8 @@ def test_never_free_devices_are_in_no_cluster_and_empty_slots_are_left_out() -> 
         clusterings.build(options, free_in([[], [], [], []], 4), 0)
     with pytest.raises(BadExperiment, match=r"free_seconds = 90000 is more than a slot has"):
         clusterings.build(Clusters(method="availability", count=4, free_seconds=90000.0), fleet, 0)
+    with pytest.raises(BadExperiment, match="take at most 1440 slots"):
+        slots.timetable(fleet.known.availability, 2000, 1.0, np.random.default_rng(0))  # type: ignore[arg-type]
     with pytest.raises(BadData, match="needs to know when devices are free"):
         clusterings.build(options, zoned([1, 2, 3, 4]), 0)
 
@@ -263,6 +265,15 @@ def test_soft_slots_pick_one_of_two_each_round() -> None:
     assert ((where == found.assignment) | (where == found.second)).all()
     assert 0.4 < (where == found.assignment).mean() < 0.6
     assert [c.cohort.tolist() for c in schedule.round(3)] == [c.cohort.tolist() for c in schedule.round(3)]
+
+
+def test_clusters_are_called_unequal_by_what_they_hold_on_average() -> None:
+    everyone = fleets.Fleet(np.array([10, 10, 20, 5]), np.zeros(4, np.int32), np.arange, np.arange)
+    groups = clusterings.Clusters
+    assert groups(np.array([0, 0, 1, -1]), 2).inequality(everyone) is None  # 20 and 20, one device in none
+    assert groups(np.array([0, 1, 1, -1]), 2).inequality(everyone) is not None
+    soft = groups(np.array([0, 1, 0, -1]), 2, np.array([1, 0, 1, -1]))  # each half of the rounds in either
+    assert soft.inequality(everyone) is None
 
 
 def test_a_device_must_be_free_long_enough_on_half_of_its_days() -> None:

@@ -1,6 +1,7 @@
 """The pieces of a federation, each by itself: the wire, the roster, certificates, what a device does not let happen."""
 
 import json
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 import fedcluster
+from fedcluster import prepare
+from fedcluster.display import Display
 from fedcluster.errors import BadData, BadExperiment, BadRun
 from fedcluster.flower import certificates
-from fedcluster.flower.device import Device, Identity, recall, remember
+from fedcluster.flower.client import client_app
+from fedcluster.flower.device import Device, Identity, hold, recall, remember
 from fedcluster.flower.post import expanded
 from fedcluster.flower.roster import LiveSchedule, Roster, read_registration
 from fedcluster.flower.wire import Unreadable, pack, unpack, whole
@@ -117,12 +122,54 @@ def test_devices_keep_their_number_and_late_ones_join_the_smallest_cluster(tmp_p
         Roster(EXPERIMENT, tmp_path / "devices.json")
 
 
-def test_nobody_counts_for_more_than_a_hundred_times_the_median() -> None:
-    roster = Roster(EXPERIMENT)
-    for device, samples in (("0", 10), ("1", 20), ("2", 10**9)):
+def test_what_a_run_began_with_stays_whoever_comes_and_whenever_it_is_resumed() -> None:
+    roster = Roster(EXPERIMENT.with_(**{"data.name": "devices"}))
+    for device in ("0", "1", "2"):
+        roster.note(read_registration(entry(device)))
+    roster.admit(0, print)
+    began = roster.clusters(0).digest()
+    schedule = LiveSchedule(roster, lambda: None, print)
+    roster.note(read_registration(entry("a")))
+    schedule.round(0)
+    assert (roster.clusters(0).digest(), roster.entries[3].since) == (began, 1)
+    roster.note(read_registration(entry("b")))
+    schedule.begun = 7  # resumed after some of that round's cycles
+    members = {k for cycle in schedule.round(7) for k in cycle.cohort.tolist()}
+    assert (members, roster.entries[4].since) == ({0, 1, 2, 3}, 8)
+    roster.note(read_registration(entry("c")))
+    schedule.round(3)  # resumed from a checkpoint before that
+    assert roster.entries[5].since == 8
+    assert "20 classes, but the federation learns 3" in str(roster.note(read_registration(entry("d", classes=20))))
+
+
+@pytest.mark.parametrize(("cap", "counts"), [(None, [10, 20, 100]), (2.5, [10, 20, 50]), ("off", [10, 20, 10**9])])
+def test_nobody_counts_for_more_than_a_few_times_the_median(cap: Any, counts: list[int]) -> None:
+    roster = Roster(EXPERIMENT.with_(**{"accept.sample_cap": cap}))
+    for device, samples in (("0", 10), ("1", 20), ("a", 10**9)):
         roster.note(read_registration(entry(device, samples=samples)))
     roster.admit(0, print)
-    assert roster.fleet().sizes.tolist() == [10, 20, 2000]
+    assert roster.fleet().weights.tolist() == [count / sum(counts) for count in counts]
+    said = (
+        "device a says that it has 1,000,000,000 samples and counts for {}, {:g} times the median (accept.sample_cap)"
+    )
+    assert roster.claims() == ([] if cap == "off" else [said.format(counts[2], cap or 5)])
+
+
+def test_a_simulation_counts_as_its_federation_does_where_the_experiment_says_how() -> None:
+    """A simulation knows how many samples devices have, and caps them only if it is told to."""
+    owner = np.repeat([0, 1, 2], [10, 20, 300])
+    x, y = np.random.default_rng(0).random((330, 4), np.float32), np.arange(330) % 3
+    dataset = fedcluster.Dataset(x, y, x[:3], y[:3], device_train=owner, classes=3)
+    keys: dict[str, Any] = {"data": {"name": dataset}, "fleet": {"partition": "natural"}, "model": {"name": "logistic"}}
+    for cap, counts in ((None, [10, 20, 300]), (4, [10, 20, 80]), ("off", [10, 20, 300])):
+        experiment = fedcluster.Experiment(**keys, clusters={"count": 1}, accept={"sample_cap": cap})
+        simulated = prepare.prepare(experiment, Display()).schedule.fleet.weights
+        assert simulated.tolist() == [count / sum(counts) for count in counts]
+        roster = Roster(experiment)
+        for device, samples in enumerate((10, 20, 300)):
+            roster.note(read_registration(entry(str(device), samples=samples)))
+        roster.admit(0, print)
+        assert (roster.fleet().weights.tolist() == simulated.tolist()) == (cap is not None)
 
 
 def test_clusterings_need_devices_that_tell() -> None:
@@ -203,6 +250,21 @@ def test_what_a_device_keeps_belongs_to_one_run_and_to_both_sides_of_its_last_tu
     assert recall(state, "another", 7) is None
 
 
+def test_a_device_holds_what_it_received_until_the_last_exchange_of_the_cycle() -> None:
+    state = RecordDict()
+    model, gradient = torch.arange(3.0), torch.ones(3)
+    assert set(hold(state, "run/0/1", 0, 2, {"model": model})) == {"model"}
+    received = hold(state, "run/0/1", 1, 2, {"gradient": gradient})
+    assert torch.equal(received["model"], model)
+    assert torch.equal(received["gradient"], gradient)
+    assert not state.config_records
+    hold(state, "run/0/1", 0, 2, {"model": model})
+    with pytest.raises(Unreadable, match="whose first one did not come here"):
+        hold(state, "run/0/2", 1, 2, {"gradient": gradient})
+    hold(state, "run/0/2", 0, 1, {"model": model})
+    assert not state.config_records, "with one exchange there is nothing to hold"
+
+
 def plan(**more: Any) -> str:
     keys = {"seed": 0, "shape": [5], "classes": 3, "model": {"name": "logistic"}, "local": {}}
     return json.dumps(keys | {"scale": None, "shift": None} | more)
@@ -218,6 +280,21 @@ def test_a_device_follows_a_plan_and_tells_no_labels_unasked(device: Device) -> 
     assert device.prepare(plan()) is device.prepare(plan())
     told = device.registration()
     assert (told.device, told.shape, told.classes, told.labels) == ("3", [5], 3, None)
+
+
+def test_a_device_standardises_for_every_experiment_anew(tmp_path: Path) -> None:
+    data = blobs()
+    data |= {name: (np.abs(data[name]) * 20).astype(np.uint8) for name in ("x_train", "x_test")}
+    np.savez(tmp_path / "own.npz", **data)
+    device = Device(Identity("3", str(tmp_path / "own.npz")))
+    own = device.prepare(plan()).dataset.scale
+    theirs = device.prepare(plan(scale=[0.5], shift=[1.0])).dataset.scale
+    assert theirs is not None
+    assert theirs.item() == 0.5
+    again = device.prepare(plan()).dataset.scale
+    assert own is not None
+    assert again is not None
+    assert torch.equal(again, own)
 
 
 @pytest.mark.parametrize(
@@ -237,6 +314,56 @@ def test_a_device_does_not_do_whatever_it_is_told(device: Device, text: str, why
         device.prepare(text)
 
 
+def test_a_device_names_the_versions_when_it_cannot_follow(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_task_id", "_node_id"):  # as where Flower calls it
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    facts = {"round": 0, "cycle": 0, "device": 0, "exchange": 0, "run": "r", "began": 0, "since": 0, "turn": 1}
+    context = Context(1, 1, device.identity.config(), RecordDict(), {})
+    for version, found in (("9.9.9", "runs fedcluster 9.9.9, this device"), (fedcluster.__version__, r"permitted\)$")):
+        told = facts | {"plan": plan(local={"novel": 1}), "version": version}
+        with pytest.raises(Unreadable, match=found):
+            client_app(Message(pack(told, {"model": torch.zeros(3)}), 1, "train"), context)
+
+
+@pytest.mark.parametrize("algorithm", ["mime", "vrl_sgd"])
+def test_a_turn_of_two_exchanges_is_the_simulators(
+    device: Device, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second exchange does not send the model again. A turn that the server did not count is taken from where the
+    cycle began, although both exchanges were answered."""
+    for name in ("_run_id", "_task_id", "_node_id"):  # as where Flower calls it
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    text = plan(local={"algorithm": algorithm, "steps": 2, "batch": 4, "lr": 0.1})
+    here = device.prepare(text)
+    context = Context(1, 1, device.identity.config(), RecordDict(), {})
+    second = torch.linspace(-1, 1, 18)
+    sent = [{"model": torch.linspace(0, 1, 18)}, {"gradient": second} if algorithm == "mime" else {"movement": second}]
+
+    def turn(round: int, began: int) -> dict[str, torch.Tensor] | None:
+        """What the device keeps in the simulation; what it sends must be the same by Flower."""
+        kept = recall(context.state, "r", began)
+        received: dict[str, torch.Tensor] = {}
+        for exchange in (0, 1):
+            received |= sent[exchange]
+            since, number = (began, 2 * round + 1) if exchange == 0 else (2 * round + 1, 2 * round + 2)
+            facts = {"round": round, "cycle": 0, "device": 0, "exchange": exchange, "run": "r", "plan": text}
+            told = facts | {"began": began, "since": since, "turn": number, "version": fedcluster.__version__}
+            reply = client_app(Message(pack(told, sent[exchange]), 1, "train"), context)
+            answer = unpack(reply.content)[1]
+            expected, kept = here.train_device(exchange, (round, 0, 0), received, kept)
+            assert answer.keys() == expected.keys()
+            assert all(torch.equal(answer[name], tensor) for name, tensor in expected.items())
+        return kept or None
+
+    first = turn(0, began=0)
+    turn(1, began=2)
+    again = turn(2, began=2)
+    found = recall(context.state, "r", 6)
+    for kept, expected in ((recall(context.state, "r", 2), first), (found, again)):
+        assert (kept is None) == (expected is None) == (algorithm == "mime")
+        assert expected is None or kept is None or torch.equal(kept["drift"], expected["drift"])
+
+
 def test_keys_are_for_their_owners_and_are_not_overwritten(here: Here, tmp_path: Path) -> None:
     code, out, _ = here("certificates", "made", "--nodes", 3, "--host", "fed.example.org")
     assert (code, "devices/0 to 2" in out) == (0, True)
@@ -253,6 +380,25 @@ def test_keys_are_for_their_owners_and_are_not_overwritten(here: Here, tmp_path:
     (tmp_path / "made/devices/2.pub").write_bytes((tmp_path / "made/devices/1.pub").read_bytes())
     with pytest.raises(BadData, match="is the key of device 1 too"):
         certificates.public_keys(tmp_path / "made")
+
+
+def test_a_server_needs_its_own_key_and_devices_of_one_kind_of_key(here: Here, tmp_path: Path) -> None:
+    here("certificates", "made", "--nodes", 2)
+    (tmp_path / "e.toml").write_text("")
+    made, serve = tmp_path / "made", ("serve", "e.toml", "--certificates", "made")
+    certificates.check_server(made)
+    for change, said in (
+        (lambda: (made / "server.key").chmod(0o644), "server.key can be read by others: chmod 600"),
+        (lambda: (made / "server.key").unlink(), "server.key: No such file or directory"),
+        (lambda: shutil.copy(made / "devices/0.key", made / "server.key"), "are not a certificate and its key"),
+        (lambda: (made / "devices/1.pub").write_bytes(ED25519), "1.pub is not an elliptic-curve key"),
+    ):
+        change()
+        code, _, err = here(*serve)
+        assert (code, said in err) == (3, True), err
+
+
+ED25519 = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ7wFYrHLbNL4tIEn+xMr+8QR7g8JvA7rk1b5UG8iU2W a@b\n"
 
 
 @pytest.mark.parametrize(

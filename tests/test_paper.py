@@ -340,7 +340,7 @@ def test_bad_words_are_named(here: Any) -> None:
     assert "figures are fig2, fig3" in err
     code, _, err = here("reproduce", "fig3", "--seeds", 0)
     assert code == 2
-    assert "0 is not in the range x>=1" in err
+    assert "0 is not in the range" in err
 
 
 def test_a_run_that_diverged_stands_where_it_began(tmp_path: Path) -> None:

@@ -8,13 +8,17 @@ from torch import Tensor, nn
 
 from fedcluster import learner as learners
 from fedcluster import models
+from fedcluster import program as programs
 from fedcluster.learner import Learner
 from tests.test_chain import by_torch
 
 
 @pytest.fixture(autouse=True)
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the first batch, after a trial of one batch that is always won."""
     monkeypatch.setattr(learners, "WORTH_A_PROGRAM", 1)
+    monkeypatch.setattr(programs, "BATCHES", 1)
+    monkeypatch.setattr(programs, "FASTER", 1e9)
     torch.manual_seed(0)
 
 
@@ -26,7 +30,6 @@ def test_gradients_are_the_same_to_the_bit(name: str, shape: tuple[int, ...]) ->
     for step in range(4):
         x, y = torch.randn(6, *shape), torch.randint(10, (6,))
         plain.programs.clear()
-        plain.seen.clear()
         plain.differentiate(x, y)
         traced.differentiate(x, y)
         assert torch.equal(plain.gradient, traced.gradient)
@@ -67,3 +70,40 @@ def test_a_new_shape_of_batch_gets_its_own_program() -> None:
     for rows in (5, 7, 5, 7):
         learner.differentiate(torch.randn(rows, 4), torch.randint(3, (rows,)))
     assert set(learner.programs) == {torch.Size((5, 4)), torch.Size((7, 4))}
+
+
+class Fickle(nn.Module):
+    """Python decides, and not the data: what was traced once is not what comes next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls = nn.Linear(4, 3), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        out: Tensor = self.linear(x) * (2 if self.calls % 5 == 0 else 1)
+        return out
+
+
+def test_a_program_that_fails_its_trial_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "BATCHES", 10)
+    learner, plain = Learner(Fickle()), Learner(Fickle())
+    plain.load(learner.w)
+    for _ in range(12):
+        x, y = torch.randn(6, 4), torch.randint(3, (6,))
+        learner.differentiate(x, y)
+        plain.gradient.zero_()
+        with torch.enable_grad():
+            plain.objective(plain.module, x, y).backward()  # type: ignore[no-untyped-call]
+        assert torch.equal(learner.gradient, plain.gradient)
+    assert learner.trials
+    assert not learner.programs
+
+
+def test_a_program_that_is_not_faster_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "FASTER", 0.0)
+    learner = by_torch(models.build("logistic", (4,), 3, seed=0))
+    for _ in range(3):
+        learner.differentiate(torch.randn(5, 4), torch.randint(3, (5,)))
+    assert learner.trials
+    assert not learner.programs

@@ -1,20 +1,22 @@
 """Two runs are bit-identical, and so is a run that was killed, at any moment, and resumed."""
 
 import json
-import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import fedcluster
-from fedcluster import checkpoint, record
+from fedcluster import checkpoint, evaluate, record
+from fedcluster.algorithms.scaffold import Scaffold
 from fedcluster.display import Display
 from fedcluster.errors import BadRun
 
@@ -62,7 +64,7 @@ def test_saving_often_changes_nothing(whole: Path, tmp_path: Path, save_always: 
 
 
 VICTIM = """
-import os, signal, sys
+import os, signal, sys, threading
 import fedcluster
 from fedcluster import files, record
 from fedcluster.display import Display
@@ -90,7 +92,7 @@ def test_killed_inside_a_save_and_resumed(whole: Path, tmp_path: Path) -> None:
     moments = random.Random(0)
     for _ in range(8):
         at = str(moments.randint(5, 60))
-        code = subprocess.run([sys.executable, "-c", VICTIM, str(folder), at, json.dumps(KEYS)], timeout=60).returncode
+        code = subprocess.run([sys.executable, "-c", VICTIM, str(folder), at, json.dumps(KEYS)], timeout=300).returncode
         assert code in (0, -signal.SIGKILL)
         if code == 0:
             break
@@ -99,17 +101,29 @@ def test_killed_inside_a_save_and_resumed(whole: Path, tmp_path: Path) -> None:
     assert not list(folder.rglob("*.tmp"))
 
 
-def test_killed_at_a_random_moment_and_resumed(whole: Path, tmp_path: Path) -> None:
+ANY_MOMENT = """
+cycles_left, now = int(sys.argv[4]), threading.Event()
+class Watched(Display):
+    def cycle(self, *_):
+        global cycles_left
+        cycles_left -= 1
+        if cycles_left == 0:
+            now.set()
+def kill():
+    now.wait()
+    os.kill(os.getpid(), signal.SIGKILL)
+threading.Thread(target=kill, daemon=True).start()
+Display = Watched
+"""
+
+
+def test_killed_at_any_moment_and_resumed(whole: Path, tmp_path: Path) -> None:
+    """SIGKILL from another thread, wherever the run is by then."""
     folder = tmp_path / "run"
-    moments = random.Random(1)
-    for _ in range(3):
-        victim = subprocess.Popen([sys.executable, "-c", VICTIM, str(folder), "0", json.dumps(KEYS)])
-        deadline = time.monotonic() + 60
-        while not (folder / "metrics.jsonl").exists() and victim.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        time.sleep(moments.uniform(0, 0.15))
-        os.kill(victim.pid, signal.SIGKILL)
-        victim.wait()
+    code = VICTIM.replace("import json\n", f"{ANY_MOMENT}import json\n")
+    for cycles in ("1", "5", "8"):  # of 24
+        victim = subprocess.run([sys.executable, "-c", code, str(folder), "0", json.dumps(KEYS), cycles], timeout=300)
+        assert victim.returncode == -signal.SIGKILL
     fedcluster.run(EXPERIMENT, folder, resume=True, display=Display())
     assert essence(folder) == essence(whole)
 
@@ -188,6 +202,26 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(damage: str,
     assert essence(stopped) == essence(whole)
 
 
+def test_the_start_is_evaluated_once(whole: Path, stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a run begins: neither when it ends nor when it is resumed."""
+    seen: list[str] = []
+    real = evaluate.Evaluator.__call__
+
+    def counted(self: evaluate.Evaluator, w: torch.Tensor) -> dict[str, float]:
+        seen.append(sha256(w.numpy().tobytes()).hexdigest())
+        return real(self, w)
+
+    monkeypatch.setattr(evaluate.Evaluator, "__call__", counted)
+    fedcluster.run(EXPERIMENT, stopped, resume=True, display=Display())
+    start = json.loads((stopped / "run.json").read_text())["fingerprints"]["model"]
+    assert start not in seen
+    assert len(seen) == 2  # rounds 5 and 6
+    fedcluster.run(EXPERIMENT, stopped.parent / "again", display=Display())
+    assert seen.count(start) == 1
+    noted = [json.loads((folder / "run.json").read_text())["start"] for folder in (stopped, whole)]
+    assert noted[0] == noted[1]
+
+
 def test_without_any_good_checkpoint_it_begins_again(whole: Path, stopped: Path) -> None:
     shutil.rmtree(stopped / "checkpoint")
     fedcluster.run(EXPERIMENT, stopped, resume=True, display=Display())
@@ -240,3 +274,187 @@ def test_one_process_at_a_time(stopped: Path) -> None:
         with pytest.raises(BadRun, match="being written by another process"):
             fedcluster.run(EXPERIMENT, stopped, resume=True, display=Display())
         other.communicate("\n")
+
+
+def test_a_checkpoint_of_another_run_is_refused(stopped: Path, tmp_path: Path, save_always: None) -> None:
+    """The same shapes, another rate: nothing in the tensors tells them apart."""
+    other = EXPERIMENT.with_(**{"local.lr": 0.5})
+    fedcluster.run(other, tmp_path / "other", display=Display())
+    before = contents(stopped, "experiment.toml", "run.json")
+    shutil.rmtree(stopped / "checkpoint")
+    shutil.copytree(tmp_path / "other" / "checkpoint", stopped / "checkpoint")
+    with pytest.raises(BadRun, match=r"00000006-000000\.json is of another run: .* remove it"):
+        fedcluster.run(EXPERIMENT, stopped, resume=True, display=Display())
+    assert contents(stopped, "experiment.toml", "run.json") == before
+
+
+def contents(folder: Path, *names: str) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in names]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_without_its_experiment_a_folder_still_belongs_to_its_run(resume: bool, stopped: Path) -> None:
+    (stopped / "experiment.toml").unlink()
+    other = EXPERIMENT.with_(**{"local.lr": 0.5})
+    refused = "holds a run of another experiment" if resume else "already holds a run"
+    with pytest.raises(BadRun, match=refused):
+        fedcluster.run(other, stopped, resume=resume, display=Display())
+    (stopped / "run.json").unlink()
+    refused = "is of another run" if resume else "already holds a run"
+    with pytest.raises(BadRun, match=refused):
+        fedcluster.run(other, stopped, resume=resume, display=Display())
+    assert not (stopped / "experiment.toml").exists()
+
+
+def test_without_its_experiment_a_run_is_resumed_by_the_same(stopped: Path, whole: Path) -> None:
+    (stopped / "experiment.toml").unlink()
+    fedcluster.run(EXPERIMENT, stopped, resume=True, display=Display())
+    assert essence(stopped) == essence(whole)
+
+
+def test_a_checkpoint_of_version_0_1_is_refused(stopped: Path) -> None:
+    for path in checkpoint.names(stopped / "checkpoint"):
+        old = {k: v for k, v in json.loads(path.read_text()).items() if k not in ("run", "record", "digest")}
+        path.write_text(json.dumps(old | {"digest": checkpoint.digest(old)}))
+    with pytest.raises(BadRun, match=r"written by fedcluster 0\.1, .* remove it"):
+        fedcluster.run(EXPERIMENT, stopped, resume=True, display=Display())
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "cycles.jsonl"])
+@pytest.mark.parametrize("damage", ["flipped", "swapped"])
+def test_an_altered_record_is_refused(name: str, damage: str, stopped: Path, tmp_path: Path) -> None:
+    path = stopped / name
+    if damage == "flipped":
+        content = bytearray(path.read_bytes())
+        content[60] ^= 1
+    else:
+        fedcluster.run(EXPERIMENT.with_(seed=7), tmp_path / "other", display=Display())
+        content = bytearray((tmp_path / "other" / name).read_bytes())
+    path.write_bytes(content)
+    tensors = {path: path.read_bytes() for path in (stopped / "checkpoint").iterdir()}
+    with pytest.raises(BadRun, match=rf"{name} was altered .*: put the file back"):
+        fedcluster.run(EXPERIMENT, stopped, resume=True, display=Display())
+    assert {path: path.read_bytes() for path in (stopped / "checkpoint").iterdir()} == tensors
+
+
+def test_a_record_altered_in_its_last_line_goes_back_to_the_checkpoint_before(stopped: Path, whole: Path) -> None:
+    newest = json.loads(checkpoint.names(stopped / "checkpoint")[0].read_text())
+    path = stopped / "cycles.jsonl"
+    content = bytearray(path.read_bytes())
+    content[newest["record"]["cycles.jsonl"]["bytes"] - 3] ^= 1
+    path.write_bytes(content)
+    display = Remember()
+    fedcluster.run(EXPERIMENT, stopped, resume=True, display=display)
+    assert any("cycles.jsonl was altered" in said and "00000004-000001" in said for said in display.said)
+    assert essence(stopped) == essence(whole)
+
+
+def test_cycles_truncated_to_nothing_are_trained_again(stopped: Path, whole: Path) -> None:
+    (stopped / "cycles.jsonl").write_bytes(b"")
+    display = Remember()
+    fedcluster.run(EXPERIMENT, stopped, resume=True, display=display)
+    assert any("ahead of cycles.jsonl" in said for said in display.said)
+    assert essence(stopped) == essence(whole)
+
+
+@pytest.fixture
+def finished(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole, tmp_path / "finished")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("model.safetensors", "is damaged: delete it"),
+        ("metrics.jsonl", "is altered since the run finished"),
+        ("cycles.jsonl", "is altered since the run finished"),
+        ("run.json", "is damaged: put it back"),
+    ],
+)
+def test_a_finished_run_is_checked(name: str, sentence: str, finished: Path, whole: Path) -> None:
+    content = bytearray((finished / name).read_bytes())
+    content[-20] ^= 1
+    (finished / name).write_bytes(content)
+    with pytest.raises(BadRun, match=rf"{name} {sentence}"):
+        fedcluster.run(EXPERIMENT, finished, resume=True, display=Display())
+    (finished / name).unlink()
+    if name != "model.safetensors":
+        with pytest.raises(BadRun, match=rf"{name} is gone"):
+            fedcluster.run(EXPERIMENT, finished, resume=True, display=Display())
+    if name in ("model.safetensors", "run.json"):  # the remedy that the sentence offers
+        (finished / "model.safetensors").unlink(missing_ok=True)
+        fedcluster.run(EXPERIMENT, finished, resume=True, display=Display())
+        assert essence(finished) == essence(whole)
+        assert json.loads((finished / "run.json").read_text()) == json.loads((whole / "run.json").read_text())
+
+
+def test_a_finished_run_of_version_0_1_is_taken_as_it_is(finished: Path) -> None:
+    facts = json.loads((finished / "run.json").read_text())
+    (finished / "run.json").write_text(json.dumps({k: facts[k] for k in facts if k not in ("digest", "finished")}))
+    display = Remember()
+    fedcluster.run(EXPERIMENT, finished, resume=True, display=display)
+    assert any("not checked" in said for said in display.said)
+
+
+def test_orphaned_tensors_do_not_stay(stopped: Path) -> None:
+    shutil.copy(stopped / "checkpoint" / "00000004-000002.safetensors", stopped / "checkpoint" / "1-1.safetensors")
+    fedcluster.run(EXPERIMENT, stopped, resume=True, display=Display())
+    stems = [path.stem for path in (stopped / "checkpoint").iterdir()]
+    assert sorted(stems) == sorted(2 * [path.stem for path in checkpoint.names(stopped / "checkpoint")])
+
+
+def test_resuming_under_other_versions_says_so(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedcluster, "__version__", "9.9")
+    monkeypatch.setattr(np, "__version__", "8.8")
+    display = Remember()
+    fedcluster.run(EXPERIMENT, stopped, resume=True, display=display)
+    (said,) = [said for said in display.said if said.startswith("begun under fedcluster")]
+    assert "numpy" in said
+    assert said.endswith("going on under fedcluster 9.9, numpy 8.8: the last digits may differ")
+
+
+def rule(factor: float) -> Any:
+    def shrink(gradient: torch.Tensor, w: object, received: object) -> None:
+        gradient.mul_(factor)
+
+    return shrink
+
+
+def other_rule() -> Any:
+    scope: dict[str, Any] = {}
+    exec("def shrink(gradient, w, received): gradient.mul_(0.5).add_(0.0)", scope)  # noqa: S102
+    scope["shrink"].__module__, scope["shrink"].__qualname__ = __name__, rule(0.5).__qualname__
+    return scope["shrink"]
+
+
+@pytest.mark.parametrize("other", [rule(0.25), other_rule()])
+def test_another_function_of_the_same_name_is_refused(other: Any, tmp_path: Path) -> None:
+    def described(algorithm: Any) -> fedcluster.Experiment:
+        return EXPERIMENT.with_(**{"rounds": 1, "local.algorithm": algorithm})
+
+    fedcluster.run(described(rule(0.5)), tmp_path, display=Display())
+    fedcluster.run(described(rule(0.5)), tmp_path, resume=True, display=Display())
+    with pytest.raises(BadRun, match="begun with other algorithm than there is now under the same name"):
+        fedcluster.run(described(other), tmp_path, resume=True, display=Display())
+
+
+def test_an_interrupted_run_has_lost_no_whole_cycle(tmp_path: Path) -> None:
+    """Interrupted in the middle of a cycle, long before the next checkpoint is due."""
+    experiment = EXPERIMENT.with_(**{"local.algorithm": "scaffold", "local.optimizer": "sgd"})
+    fedcluster.run(experiment, tmp_path / "whole", display=Display())
+    real, trained = Scaffold.train, list[int]()
+
+    def interrupted(self: Scaffold, *arguments: Any) -> Any:
+        trained.append(1)
+        if len(trained) == 25:  # 10 devices a round, 3 in its first cycle and 3 in its second
+            raise KeyboardInterrupt
+        return real(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scaffold, "train", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fedcluster.run(experiment, tmp_path / "run", display=Display())
+    (path,) = checkpoint.names(tmp_path / "run" / "checkpoint")
+    assert path.stem == "00000002-000001"
+    fedcluster.run(experiment, tmp_path / "run", resume=True, display=Display())
+    assert essence(tmp_path / "run") == essence(tmp_path / "whole")

@@ -14,7 +14,7 @@ def test_the_formulas() -> None:
     constants = Constants(gap=3.0, L=2.0, H=0.5, V=0.25, G2=4.0)
     assert constants.C == 2 * 3 + 4 * 2 * 0.75 == 12
     bound = Bound(M=5, E=2, T=10, constants=constants)
-    assert bound.value == pytest.approx(12 / 10)
+    assert bound.value == pytest.approx(2 * 12 / 10)  # err_nc: 2 C / sqrt(TME)
     assert bound.rate == pytest.approx(0.1)
     first, second = bound.conditions
     assert (first.value, first.limit, first.holds) == (10, 12 / 64, False)
@@ -23,9 +23,23 @@ def test_the_formulas() -> None:
     for epsilon in (0.5, 0.1):  # the least T that is enough
         T = bound.rounds_to(epsilon)
         assert Bound(5, 2, T, constants).value <= epsilon < Bound(5, 2, T - 1, constants).value
+    assert bound.rounds_to(0.5) == math.ceil(4 * 12**2 / (5 * 2 * 0.5**2))
     assert bound.rounds_to(1e6) == 7  # what the second condition asks for anyway
     flat = Bound(1, 1, 1, Constants(1.0, 0.0, 0.0, 0.0, 0.0))
     assert all(condition.holds for condition in flat.conditions)
+
+
+def test_a_condition_holds_only_if_it_does_at_the_worst_end_of_every_range() -> None:
+    low = Constants(gap=10.0, L=0.05, H=1.0, V=1.0, G2=1.0)
+    assert Bound(5, 10, 100, low).conditions[0].holds  # 50 <= 20.4 / 0.4
+    steeper = Bound(5, 10, 100, Constants(gap=10.0, L=0.1, H=1.0, V=1.0, G2=1.0), low)
+    assert steeper.conditions[0].limit == pytest.approx(20.8 / 0.8)
+    assert not steeper.conditions[0].holds
+    # more heterogeneity makes C larger and the condition easier: it counts only as far as it is sure
+    high = Constants(gap=0.0, L=1.0, H=100.0, V=0.0, G2=1.0)
+    unsure = Bound(5, 10, 100, high, Constants(gap=0.0, L=1.0, H=10.0, V=0.0, G2=1.0))
+    assert unsure.conditions[0].limit == pytest.approx(40 / 8)
+    assert unsure.value == pytest.approx(2 * high.C / math.sqrt(5000))
 
 
 @pytest.mark.parametrize(("M", "E", "spread"), [(1, 1, 1.0), (2, 1, 1.0), (4, 1, 0.3), (2, 2, 0.3)])

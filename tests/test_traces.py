@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedcluster import traces
+from fedcluster.availability import build
 from fedcluster.errors import BadData
 from fedcluster.zones import DAY, HOUR
 
@@ -160,6 +161,63 @@ def test_a_hostile_pickle_does_nothing(protocol: int, path: Path, tmp_path: Path
         read(path, content[: len(content) // 2])
     with pytest.raises(BadData, match="is refused"):
         read(path, b"\x80\x04Ppersistent\n.")
+
+
+def shared(clients: int, intervals: int) -> bytes:
+    mine = {"active": list(range(intervals)), "inactive": [n + 0.5 for n in range(intervals)], "finish_time": 86400}
+    return pickle.dumps(dict.fromkeys(range(clients), mine), 4)
+
+
+def doubling() -> bytes:
+    """((a, a), (a, a)) ... as a key: hashing it takes longer than the universe has."""
+    return b"\x80\x02}(K\x01K\x01\x86" + b"q\x00h\x00\x86" * 90 + b"K\x02u."
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (doubling(), "it has TUPLE2 at byte 8"),
+        (b"\x80\x04]r\xff\xff\xff\x7f.", "must hold a dict of clients"),  # a memo of 2^31 places
+        (b"\x80\x04" + b"(" * 50_000 + b".", "nested more than 16 deep"),
+        (b"\x80\x04" + b"]" * 50_000 + b"a" * 49_999 + b".", "nested more than 16 deep"),
+        (b"\x80\x02}(]]u.", "a key is list"),
+        (b"\x80\x02" + b"N" * 9 + b"t.", "is refused"),
+        (b"\x80\x02}K\x01\x8a\xff" + b"\x01" * 255 + b"s.", "a number is too long"),
+        (b"\x80\x02h\x07.", "it is damaged"),
+        (b"\x80\x02}(K\x01u.", "is refused"),
+        (b"\x80\x02K\x01K\x02.", "does not end with one value"),
+        (shared(20_000, 1000), "clients share lists of more than 5,000,000 intervals"),
+        (b"[" * 50_000, "none of the forms"),
+        (b"a: " + b"[" * 50_000, "line 1: here must be a change"),
+        (b"a: " + b"{" * 50_000, "line 1: here must be the device's changes"),
+        (b'["messages"' + b"[" * 100_000, "is not JSON"),
+        (b"a: [[0, free]]\n---\nb: [[0, free]]\n", "none of the forms"),
+    ],
+)
+def test_hostile_traces_cost_no_more_than_their_bytes(content: bytes, said: str, path: Path) -> None:
+    with pytest.raises(BadData, match=said):
+        read(path, content)
+
+
+def test_a_trace_is_a_regular_file() -> None:
+    with pytest.raises(BadData, match="/dev/zero is not a regular file"):
+        traces.read(Path("/dev/zero"), WINTER)
+
+
+def test_clients_may_share_what_they_have(path: Path) -> None:
+    trace = read(path, shared(3, 2))
+    assert trace.device.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_slip_of_the_pen_is_not_eighteen_centuries(path: Path) -> None:
+    """They would overflow the line on which all devices have their places."""
+    rows = "device,start,end\na,2026-01-15 22:00:00,2026-01-16 06:00:00\nb,0202-01-15 22:00:00,2026-01-16 06:00:00\n"
+    with pytest.raises(BadData, match="line 3: start is in the year 0202: moments are from 1970 to 2100"):
+        read(path, rows)
+    with pytest.raises(BadData, match="line 1 of its messages: 0202-01-28 10:00:00, but moments are from 1970"):
+        read(path, json.dumps({"guid": "a", "messages": "0202-01-28 10:00:00\twifi"}))
+    with pytest.raises(BadData, match="a trace of 666,000 days is too long for 200,000 devices"):
+        build(np.zeros(1, int), np.zeros(1, int), np.ones(1, int), np.full(200_000, 666_000 * DAY))
 
 
 def test_old_pickles_are_not_even_recognised(path: Path, tmp_path: Path) -> None:

@@ -25,3 +25,7 @@ def test_the_walk_through(tmp_path: Path) -> None:
     turns = [json.loads(line) for line in (out / "cycles.jsonl").read_text().splitlines()]
     assert [turn["cohort"] for turn in turns] == [[6, 7], [0, 1], [2, 3], [4, 5]] * 2
     assert all(turn["changed"] for turn in turns)
+
+    again = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=1200)
+    assert (again.returncode, "Traceback" in again.stderr) == (1, False)
+    assert "fed is not empty: choose another folder" in again.stderr

@@ -2,6 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
+import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,8 @@ import pytest
 import fedcluster
 from fedcluster import workers
 from fedcluster.display import Display
+from fedcluster.folder import Folder
+from tests.conftest import until
 from tests.test_resume import essence
 
 EXPERIMENT = fedcluster.Experiment(
@@ -24,6 +30,7 @@ EXPERIMENT = fedcluster.Experiment(
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "WORTH_STARTING", 0.0)
+    monkeypatch.setattr(workers, "may_fork", lambda: False)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +78,49 @@ def test_bit_identical_for_any_number(count: int, alone: Path, tmp_path: Path, m
     fedcluster.run(EXPERIMENT, tmp_path / "run", display=display, workers=count)
     assert essence(tmp_path / "run") == essence(alone)
     assert display.trained_together == 2 * 39  # all rounds but the first, in which the workers start
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_forked_workers_train_from_the_first_cycle_on(
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "may_fork", lambda: True)
+    display = Watch(monkeypatch, kill=(3,))
+    fedcluster.run(EXPERIMENT, tmp_path / "run", display=display, workers=3)
+    assert essence(tmp_path / "run") == essence(alone)
+    assert display.trained_together == 2 * 40
+    assert len([said for said in display.said if "a worker died (exit code -9)" in said]) == 1
+
+
+def test_a_process_with_another_thread_does_not_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    assert not workers.may_fork()
+    over.set()
+    thread.join()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_forked_workers_end_with_their_run_and_leave_its_folder_free(tmp_path: Path) -> None:
+    file, out = tmp_path / "experiment.toml", tmp_path / "run"
+    file.write_text(EXPERIMENT.with_(rounds=100_000).to_toml())
+    words = [sys.executable, "-m", "fedcluster", "run", str(file), "--out", str(out), "--workers", "3"]
+    process = subprocess.Popen(
+        words, cwd=Path(__file__).parents[1], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    try:
+        until(lambda: list(out.glob("checkpoint/*.json")))
+        forked = children.read_text().split()
+    finally:
+        process.kill()
+        process.wait()
+    assert len(forked) >= 2
+    until(lambda: not any(Path(f"/proc/{one}").exists() for one in forked))
+    with closing(Folder(out, fedcluster.load(file), resume=True)) as folder:
+        assert folder.begun
 
 
 def test_a_killed_worker_is_replaced_and_changes_nothing(

@@ -36,6 +36,13 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "fedcluster", *map(str, words)]
 
 
+def run(*words: object) -> None:
+    """A command that has to succeed; what went wrong it has said itself."""
+    code = subprocess.run(command(*words)).returncode
+    if code != 0:
+        sys.exit(code)
+
+
 def write_devices(folder: Path) -> None:
     """In life every device has its data already; here each gets its share of the digits, mostly of one kind."""
     experiment = fedcluster.load(HERE / "experiment.toml")
@@ -53,11 +60,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--port", type=int, default=9092)
     options = parser.parse_args()
+    if options.folder.exists() and any(options.folder.iterdir()):
+        sys.exit(f"walk.py: {options.folder} is not empty: choose another folder, or delete it")
     options.folder.mkdir(parents=True, exist_ok=True)
     os.chdir(options.folder)
     write_devices(Path())
 
-    subprocess.run(command("certificates", "certificates", "--nodes", 8), check=True)
+    run("certificates", "certificates", "--nodes", 8)
     server, trust = f"127.0.0.1:{options.port}", ("--certificates", "certificates")
     devices = []
     for k, zone in enumerate(ZONES):
@@ -66,7 +75,7 @@ def main() -> None:
             devices.append(subprocess.Popen(command("join", *words), stdout=log, stderr=log))
     try:
         words = ("--listen", server, "--nodes", 8, "--out", "out", "-o", f"rounds={options.rounds}", *trust)
-        subprocess.run(command("serve", HERE / "experiment.toml", *words), check=True)
+        run("serve", HERE / "experiment.toml", *words)
     finally:
         for device in devices:
             device.terminate()

@@ -8,8 +8,13 @@ A message is a dict of flat vectors by name. An algorithm of one's own begins fr
 local rule, which only changes the gradient, is one function.
 """
 
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 from torch import Tensor
 
+from fedcluster.algorithms.centralized import Centralized
 from fedcluster.algorithms.fedavg import FedAvg, LocalRule
 from fedcluster.algorithms.fedl import Fedl
 from fedcluster.algorithms.fedmax import FedMax
@@ -21,50 +26,44 @@ from fedcluster.algorithms.pr_spider import PRSpider
 from fedcluster.algorithms.scaffold import Scaffold
 from fedcluster.algorithms.server import ServerOptimizer
 from fedcluster.algorithms.vrl_sgd import VrlSgd
+from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Local, Server, found
 from fedcluster.state import Message, State
 
-__all__ = ["FedAvg", "ServerOptimizer", "build", "exchanged", "first_state", "messages", "optimizer"]
+__all__ = ["Centralized", "FedAvg", "ServerOptimizer", "build", "exchanged", "first_state", "messages", "optimizer"]
+
+
+ALGORITHMS: dict[str, type[FedAvg]] = {
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "fednova": FedNova,
+    "mime": Mime,
+    "mimelite": MimeLite,
+    "fedmax": FedMax,
+    "fedl": Fedl,
+    "vrl_sgd": VrlSgd,
+    "fedsvrg": FedSvrg,
+    "pr_spider": PRSpider,
+}
 
 
 def build(options: Local, seed: int) -> FedAvg:
-    """The algorithm that `local.algorithm` stands for. A class of one's own is built with the options;
-    a function of one's own is a local rule inside FedAvg."""
-    match options.algorithm:
-        case "fedavg":
-            return FedAvg(options)
-        case "fedprox":
-            return FedProx(options)
-        case "scaffold":
-            return Scaffold(options)
-        case "fednova":
-            return FedNova(options, seed)
-        case "mime":
-            return Mime(options)
-        case "mimelite":
-            return MimeLite(options)
-        case "fedmax":
-            return FedMax(options)
-        case "fedl":
-            return Fedl(options)
-        case "vrl_sgd":
-            return VrlSgd(options)
-        case "fedsvrg":
-            return FedSvrg(options)
-        case "pr_spider":
-            return PRSpider(options)
-        case str() as name:
-            own = found(name)
-        case thing:
-            own = thing
-    if isinstance(own, type):
-        algorithm: FedAvg = own(options)
-        return algorithm
-    return LocalRule(options, own)
+    """The algorithm that `local.algorithm` stands for. A class of one's own, or a functools.partial of one, is called
+    with the options; a function of one's own is a local rule inside FedAvg."""
+    own: Any = options.algorithm
+    if isinstance(own, str):
+        own = ALGORITHMS[own] if own in ALGORITHMS else found(own)
+        if isinstance(own, type) and not issubclass(own, FedAvg):
+            raise BadExperiment(f"local.algorithm: {options.algorithm} is a class, but not one derived from FedAvg")
+    is_class = isinstance(own.func if isinstance(own, partial) else own, type)
+    algorithm: FedAvg = own(options) if is_class else LocalRule(options, own)
+    algorithm.seed = seed
+    return algorithm
 
 
 def optimizer(options: Server) -> ServerOptimizer | None:
-    return None if options.optimizer == "none" else ServerOptimizer(options)
+    return None if (options.optimizer, options.lr) == ("none", 1.0) else ServerOptimizer(options)
 
 
 def first_state(algorithm: FedAvg, optimizer: ServerOptimizer | None, model: Tensor, size: int) -> State:
@@ -74,7 +73,8 @@ def first_state(algorithm: FedAvg, optimizer: ServerOptimizer | None, model: Ten
         server |= exchange.server_memory(model, size)
     if optimizer is not None:
         server |= optimizer.server_memory(model, size)
-    return State(model, server)
+    state = State(model, server, size=size)
+    return replace(state, norms={name: () for exchange in algorithm.exchanges for name in exchange.form(state)})
 
 
 def exchanged(algorithm: FedAvg, state: State) -> tuple[list[list[str]], list[list[str]]]:

@@ -24,6 +24,7 @@ from fedcluster.state import Message, State
 class FedAvg:
     objective: Objective = staticmethod(cross_entropy)
     correct: Correct | None = None
+    seed = 0  # the experiment's, for what server and devices draw alike
 
     def __init__(self, options: Local) -> None:
         self.options = options

@@ -6,10 +6,11 @@ Devices that take more steps would pull the average towards themselves. Their mo
     W_new = W + a_eff sum_k p_k (w_k - W) / a_k,    a_eff = sum_k p_k a_k      p_k renormalised over the cohort
 
 a_k is the number of steps tau_k with SGD and ||a_k||_1 = (tau - m (1 - m^tau) / (1 - m)) / (1 - m) with momentum m.
-Both sides draw tau_k from the same stream, so that the server need not be told, and need not believe it. With weights
-p_k / a_k, of which A is the average of the models, everything comes from averages:
+Running statistics b_k are averaged with the weights p_k. Both sides draw tau_k from the same stream, so that the server
+need not be told, and need not believe it. With weights p_k / a_k, of which A is the average of the models, everything
+comes from averages:
 
-    W_new = W + mean(a^2) / mean(a)^2 (A - W)
+    W_new = W + mean(a^2) / mean(a)^2 (A - W),    running statistics: mean(a b_k) / mean(a)
 """
 
 from collections.abc import Iterable
@@ -20,17 +21,12 @@ import torch
 from fedcluster.accept import Accepted
 from fedcluster.aggregate import average
 from fedcluster.algorithms.fedavg import FedAvg
-from fedcluster.experiment import Local
 from fedcluster.local import steps_of
 from fedcluster.schedule import Cycle
-from fedcluster.state import State
+from fedcluster.state import Message, State
 
 
 class FedNova(FedAvg):
-    def __init__(self, options: Local, seed: int) -> None:
-        super().__init__(options)
-        self.seed = seed
-
     def length(self, round: int, device: int) -> float:
         """||a_k||_1"""
         steps = steps_of(self.options, self.seed, round, device)
@@ -38,14 +34,19 @@ class FedNova(FedAvg):
         return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
 
     def combine(self, state: State, updates: Iterable[Accepted], cycle: Cycle) -> State:
-        def normalised() -> Iterable[tuple[float, dict[str, torch.Tensor]]]:
+        size = len(state.model[: state.size])
+
+        def normalised() -> Iterable[tuple[float, Message]]:
             for update in updates:
                 a = self.length(cycle.round, update.device)
-                yield update.weight / a, update.message | {"a": torch.tensor([a, a * a], device=state.model.device)}
+                w = update.message["model"]
+                numbers = torch.tensor([a, a * a], device=w.device)
+                yield update.weight / a, {"model": w[:size], "a": numbers, "statistics": w[size:].double() * a}
 
-        mean = average(normalised(), like={"model": state.model, "a": state.model.new_zeros(2)})
+        like = {"model": state.model[:size], "a": state.model.new_zeros(2), "statistics": state.model[size:]}
+        mean = average(normalised(), like)
         if mean is None:
             return state
         a, square = mean["a"].double().tolist()
-        start = state.model.double()
-        return replace(state, model=start.lerp(mean["model"].double(), square / a**2).to(state.model.dtype))
+        trained = state.model[:size].double().lerp(mean["model"].double(), square / a**2)
+        return replace(state, model=torch.cat([trained, mean["statistics"].double() / a]).to(state.model.dtype))

@@ -1,9 +1,10 @@
 """FSVRG. Konečný, McMahan, Ramage, Richtárik: Federated Optimization: Distributed Machine Learning for On-Device
 Intelligence, 2016 (its Algorithm 3, with averages weighted by samples).
 
-Two exchanges: the cohort first sends its gradients at W, whose average c it then descends around:
+Two exchanges: the cohort first sends its gradients at W, each over all of a device's data, whose average c it then
+descends around:
 
-    g(w) - g(W) + c        both gradients on the same batch
+    g(w) - g(W) + c        both gradients on the same batch, with the same dropout masks
 """
 
 from torch import Tensor
@@ -21,7 +22,7 @@ class FedSvrg(FedAvg):
         return PooledGradient(self.options), self
 
     def broadcast(self, state: State) -> Message:
-        return {"model": state.model, "gradient": state.server["gradient"]}
+        return {"gradient": state.server["gradient"]}  # the model came with the first exchange
 
     def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
         pooled = received["gradient"]

@@ -8,10 +8,12 @@ The statistics s of the optimizer stay with the server. Local steps apply them a
 
     sgd        U = d
     momentum   U = (1 - b) d + b m                    V: m <- (1 - b) c + b m
-    adam       U = a step of Adam with the statistics that d would give, which are then put back
-               V: m <- b1 m + (1 - b1) c,  v <- b2 v + (1 - b2) c^2,  t <- t + 1
+    adam       U by `statistics`                      V: m <- b1 m + (1 - b1) c,  v <- b2 v + (1 - b2) c^2,  t <- t + 1
+        per_step   U = a step of Adam, with bias correction, with the statistics that d would give; they are put back
+        fixed      U = ((1 - b1) d + b1 m) / (sqrt(v) + eps), the paper's; v starts at 0, without bias correction
 
-Mime needs c before the local steps: an exchange of its own. MimeLite sends its gradients with its models.
+Mime needs c before the local steps: an exchange of its own. MimeLite sends its gradients with its models; with plain
+SGD there are no statistics, and no gradients are sent.
 """
 
 from dataclasses import replace
@@ -42,18 +44,21 @@ class Applied:
         elif options.optimizer == "adam":
             (b1, b2), t = options.betas, float(s["t"]) + 1
             m = s["m"].lerp(d, 1 - b1)
+            if options.statistics == "fixed":
+                w.addcdiv_(m, s["v"].sqrt().add_(options.eps), value=-options.lr)
+                return
             v = (s["v"] * b2).addcmul(d, d, value=1 - b2)
             w.addcdiv_(m, v.div_(1 - b2**t).sqrt_().add_(options.eps), value=-options.lr / (1 - b1**t))
         else:
             w.add_(d, alpha=-options.lr)
 
 
-def renewed(options: Local, s: Message, gradient: Tensor) -> Message:
-    """V: the statistics after one more gradient."""
+def renewed(options: Local, s: Message, mean: Message) -> Message:
+    """V: the statistics after one more gradient, the cohort's average."""
     if options.optimizer == "momentum":
-        return {"m": s["m"].lerp(gradient, 1 - options.momentum)}
+        return {"m": s["m"].lerp(mean["gradient"], 1 - options.momentum)}
     if options.optimizer == "adam":
-        b1, b2 = options.betas
+        (b1, b2), gradient = options.betas, mean["gradient"]
         v = (s["v"] * b2).addcmul_(gradient, gradient, value=1 - b2)
         return {"m": s["m"].lerp(gradient, 1 - b1), "v": v, "t": s["t"] + 1}
     return {}
@@ -63,7 +68,7 @@ class MimeLite(FedAvg):
     def server_memory(self, model: Tensor, size: int) -> Message:
         zeros = torch.zeros_like(model[:size])
         kinds = {"sgd": {}, "momentum": {"m": zeros}, "adam": {"m": zeros, "v": zeros, "t": zeros[:1]}}
-        return {"gradient": zeros} | kinds[self.options.optimizer]
+        return kinds[self.options.optimizer]
 
     def statistics(self, server: Message) -> Message:
         return {name: tensor for name, tensor in server.items() if name in ("m", "v", "t")}
@@ -72,15 +77,17 @@ class MimeLite(FedAvg):
         return {"model": state.model} | self.statistics(state.server)
 
     def form(self, state: State) -> Message:
-        return {"model": state.model, "gradient": state.server["gradient"]}
+        plain = self.options.optimizer == "sgd"  # has no statistics for a gradient to renew
+        return {"model": state.model} | ({} if plain else {"gradient": state.model[: state.size]})
 
     def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
-        gradient = full_gradient(learner, received["model"], batches)
+        plain, start = self.options.optimizer == "sgd", received["model"]
+        gradient = {} if plain else {"gradient": full_gradient(learner, start, batches)}
         applied = Applied(self.options, self.statistics(received))
-        return {"model": descend(learner, received["model"], batches, rule=applied), "gradient": gradient}
+        return {"model": descend(learner, start, batches, rule=applied)} | gradient
 
     def move(self, state: State, mean: Message, cycle: Cycle) -> State:
-        server = state.server | renewed(self.options, state.server, mean["gradient"])
+        server = state.server | renewed(self.options, state.server, mean)
         return replace(state, model=mean["model"], server=server)
 
 
@@ -90,7 +97,8 @@ class Mime(MimeLite):
         return PooledGradient(self.options), self
 
     def broadcast(self, state: State) -> Message:
-        return super().broadcast(state) | {"gradient": state.server["gradient"]}
+        """The model came with the first exchange."""
+        return {"gradient": state.server["gradient"]} | self.statistics(state.server)
 
     def form(self, state: State) -> Message:
         return {"model": state.model}

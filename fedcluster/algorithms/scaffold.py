@@ -9,19 +9,25 @@ and then the device renews c_k by option I, the gradient of all its data at the 
 
     c_k+ = c_k - c + (W - w_k) / (E lr)
 
-The server averages the models, and c moves by the cohort's share of the whole fleet:
+The server averages the models, and c moves by the share that the accepted updates have of the whole fleet, so that it
+stays the weighted mean of the c_k:
 
-    c <- c + sum_{k in cohort} p_k (c_k+ - c_k)
+    c <- c + sum_{k accepted} p_k (c_k+ - c_k)      p_k not renormalised
+
+A device whose update is lost or refused keeps its old c_k. The paper's global step size is `server.lr`.
 
 Under cycling a round is M moves of c. With `reset = "round"` c and every c_k begin each round at 0; as a device takes
 part once a round, it then keeps nothing.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from fedcluster.accept import Accepted
+from fedcluster.aggregate import average_and_total
 from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.learner import Learner
 from fedcluster.local import Batches, descend, full_gradient
@@ -60,7 +66,11 @@ class Scaffold(FedAvg):
             memory["variate"] = new
         return {"model": w, "variate": new - c_k}
 
-    def move(self, state: State, mean: Message, cycle: Cycle) -> State:
-        share = float(cycle.weights.sum())  # of the whole fleet
+    def combine(self, state: State, updates: Iterable[Accepted], cycle: Cycle) -> State:
+        found = average_and_total(((update.weight, update.message) for update in updates), like=self.form(state))
+        if found is None:
+            return state
+        mean, accepted = found
+        share = accepted * float(cycle.weights.sum())  # of the whole fleet
         c = self.variate(state).add(mean["variate"], alpha=share)
         return replace(state, model=mean["model"], server=state.server | {"variate": c})

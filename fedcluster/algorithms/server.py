@@ -4,13 +4,14 @@ Optimization, ICLR 2021 (adagrad, adam, yogi).
 
 The cycle's average movement D = W_combined - W is taken for a gradient, whatever algorithm it comes from:
 
+    none                                                 W <- W + lr D
     avgm                  m <- b1 m + D                  W <- W + lr m
     adagrad, adam, yogi   m <- b1 m + (1 - b1) D         W <- W + lr m / (sqrt(v) + tau)
         adagrad   v <- v + D^2
         adam      v <- b2 v + (1 - b2) D^2
-        yogi      v <- v - (1 - b2) D^2 sign(v - D^2)    v starts at tau^2, m at 0
+        yogi      v <- v - (1 - b2) D^2 sign(v - D^2)    v starts at tau^2, m at 0; no bias correction
 
-Running statistics of a model are averaged, not optimized.
+As in the paper, adagrad has b1 = 0 unless told otherwise. Running statistics of a model are averaged, not optimized.
 """
 
 from dataclasses import replace
@@ -28,6 +29,8 @@ class ServerOptimizer:
 
     def server_memory(self, model: Tensor, size: int) -> Message:
         m = torch.zeros_like(model[:size])
+        if self.options.optimizer == "none":
+            return {}
         if self.options.optimizer == "avgm":
             return {"server.m": m}
         return {"server.m": m, "server.v": torch.full_like(m, self.options.tau**2)}
@@ -37,10 +40,12 @@ class ServerOptimizer:
         if combined.model is before.model:
             return combined
         options, (b1, b2) = self.options, self.options.betas
-        memory = combined.server
-        size = len(memory["server.m"])
+        memory, size = combined.server, combined.size
         d = combined.model[:size] - before.model[:size]
         model = combined.model.clone()
+        if options.optimizer == "none":
+            model[:size] = before.model[:size] + options.lr * d
+            return replace(combined, model=model)
         if options.optimizer == "avgm":
             m = memory["server.m"].mul(b1).add_(d)
             model[:size] = before.model[:size] + options.lr * m

@@ -3,20 +3,28 @@
 Device k learns how its gradient drifts from the cohort's and corrects it; D_k is 0 at the start:
 
     local step:      g - D_k
-    after the turn:  D_k <- D_k + (W_new - w_k) / (E lr),    W_new the average of the cohort's models
+    after the turn:  D_k <- D_k + (W - w_k) / (E_k lr) - sum_j share_j (W - w_j) / (E_j lr)
 
-W_new is only known after the aggregation. In the paper it is the next model that a device receives; when clusters
-take turns it is not, so the cohort downloads the average movement W_new - W in an exchange of its own.
+over the updates accepted from the cohort; share_j is the part of device j in them. The D_k of a cohort that all finish
+their turn then still average to 0. With equal steps E this is the paper's D_k + (W_new - w_k) / (E lr), where W_new is
+the average of the models.
+
+The sum is only known after the aggregation. In the paper devices take it from the next model that they receive; when
+clusters take turns they cannot, so the cohort downloads the average movement in an exchange of its own. A device that
+misses either exchange keeps its old D_k.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from fedcluster.accept import Accepted
+from fedcluster.aggregate import average
 from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.learner import Learner
-from fedcluster.local import Batches, descend
+from fedcluster.local import Batches, descend, steps_of
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message, State
 
@@ -39,8 +47,23 @@ class VrlSgd(FedAvg):
         memory["drift"] = moved.div_(batches.steps * self.options.lr).add_(drift)  # its second half comes with Drift
         return {"model": w}
 
+    def combine(self, state: State, updates: Iterable[Accepted], cycle: Cycle) -> State:
+        """The average model, and the average movement, each device's scaled to the mean number of steps."""
+        if isinstance(self.options.steps, int):
+            return super().combine(state, updates, cycle)
+        start = state.model[: state.size]
+
+        def scaled() -> Iterable[tuple[float, Message]]:
+            for update in updates:
+                steps = steps_of(self.options, self.seed, cycle.round, update.device)
+                moved = (update.message["model"][: len(start)] - start) * (self.options.mean_steps / steps)
+                yield update.weight, update.message | {"movement": moved}
+
+        mean = average(scaled(), like={"model": state.model, "movement": start})
+        return state if mean is None else replace(state, model=mean.pop("model"), server=state.server | mean)
+
     def move(self, state: State, mean: Message, cycle: Cycle) -> State:
-        movement = (mean["model"] - state.model)[: len(state.server["movement"])]
+        movement = (mean["model"] - state.model)[: state.size]
         return replace(state, model=mean["model"], server=state.server | {"movement": movement})
 
 
@@ -54,7 +77,8 @@ class Drift(FedAvg):
         return {}
 
     def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
-        memory["drift"] = memory["drift"].add(received["movement"], alpha=1 / (batches.steps * self.options.lr))
+        distance = self.options.mean_steps * self.options.lr
+        memory["drift"] = memory["drift"].add(received["movement"], alpha=1 / distance)
         return {}
 
     def combine(self, state: State, updates: object, cycle: Cycle) -> State:

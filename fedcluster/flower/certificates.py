@@ -10,6 +10,7 @@ The authority's own key signs once and is not kept: a new server certificate is 
 
 import ipaddress
 import os
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -112,6 +113,8 @@ def public_keys(folder: Path) -> dict[bytes, str]:
             key = serialization.load_ssh_public_key(path.read_bytes())
         except (ValueError, UnsupportedAlgorithm) as error:
             raise BadData(f"{path} is not a public key ({error}); fedcluster certificates makes them") from None
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise BadData(f"{path} is not an elliptic-curve key: make one with ssh-keygen -t ecdsa -b 384")
         pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         if pem in keys:
             raise BadData(f"{path} is the key of device {keys[pem]} too: every device needs its own")
@@ -121,15 +124,35 @@ def public_keys(folder: Path) -> dict[bytes, str]:
     return keys
 
 
+def check_server(folder: Path) -> None:
+    """That the server's certificate and key are there, belong together, and that nobody else can read the key."""
+    try:
+        check_secret(folder / "server.key")
+        (folder / "ca.crt").read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(folder / "server.crt", folder / "server.key")
+    except ssl.SSLError as error:
+        raise BadData(
+            f"{folder}: server.crt and server.key are not a certificate and its key ({error.reason})"
+        ) from None
+    except OSError as error:
+        raise BadData(
+            f"{error.filename or folder / 'server.crt'}: {error.strerror}; fedcluster certificates makes all of them"
+        ) from None
+
+
+def check_secret(path: Path) -> None:
+    if path.stat().st_mode & 0o077:
+        raise BadData(f"{path} can be read by others: chmod 600 {path}")
+
+
 def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        if path.stat().st_mode & 0o077:
-            raise BadData(f"{path} can be read by others: chmod 600 {path}")
+        check_secret(path)
         key = serialization.load_ssh_private_key(path.read_bytes(), password=None)
     except OSError as error:
         raise BadData(f"{path}: {error.strerror}; a device needs the key that was made for it") from None
     except (ValueError, UnsupportedAlgorithm) as error:
         raise BadData(f"{path} is not a private key ({error})") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise BadData(f"{path} is not an elliptic-curve key; fedcluster certificates makes them")
+        raise BadData(f"{path} is not an elliptic-curve key: make one with ssh-keygen -t ecdsa -b 384")
     return key

@@ -5,12 +5,16 @@ loads everything anew, and what the device keeps lives in Flower's Context.
 """
 
 from functools import lru_cache
+from logging import WARNING
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 
-from fedcluster.flower.device import Device, Identity, played, recall, remember
-from fedcluster.flower.wire import pack, text, unpack, whole
+from fedcluster import __version__
+from fedcluster.flower.device import Device, Identity, hold, played, recall, remember
+from fedcluster.flower.post import printable
+from fedcluster.flower.wire import Unreadable, pack, refusal, skew, text, unpack, whole
 from fedcluster.training import repeatable
 
 client_app = ClientApp()
@@ -33,22 +37,31 @@ def own(context: Context) -> Device:
 def who(message: Message, context: Context) -> Message:
     """Who the device is. What its samples are stays here, and so do its label counts unless it was told otherwise."""
     unpack(message.content)
-    registration = own(context).registration()
-    return Message(pack({"registration": registration.model_dump_json(exclude_none=True)}), reply_to=message)
+    why = refusal(message.content)
+    if why is not None:
+        log(WARNING, "the server refuses this device: %s", printable(why))
+        return Message(pack({}), reply_to=message)
+    registration = own(context).registration().model_dump_json(exclude_none=True)
+    return Message(pack({"registration": registration, "version": __version__}), reply_to=message)
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     """A turn: the simulator's own step, with this device's data and memory."""
     facts, received = unpack(message.content)
-    round, cycle, k, exchange = (whole(facts, name) for name in ("round", "cycle", "device", "exchange"))
-    run, since, turn = text(facts, "run"), whole(facts, "since"), whole(facts, "turn")
-    executor = own(context).prepare(text(facts, "plan"))
+    try:
+        round, cycle, k, exchange = (whole(facts, name) for name in ("round", "cycle", "device", "exchange"))
+        run, began, since, turn = text(facts, "run"), *(whole(facts, name) for name in ("began", "since", "turn"))
+        executor = own(context).prepare(text(facts, "plan"))
+        received = hold(context.state, f"{run}/{round}/{cycle}", exchange, len(executor.exchanges), received)
+    except Unreadable as error:
+        differ = skew(facts, "the server", "this device")
+        raise Unreadable(f"{error}; {differ}: install the same version on both" if differ else str(error)) from None
     memory = recall(context.state, run, since)
     with repeatable():
         message_back, kept = executor.train_device(exchange, (round, cycle, k), received, memory)
     if kept:
-        remember(context.state, run, since, memory, turn, kept)
+        remember(context.state, run, began, recall(context.state, run, began), turn, kept)
     lost = since > 0 and memory is None and bool(executor.new)
     told = {"round": round, "cycle": cycle, "exchange": exchange, "lost": lost}
     return Message(pack(told, {name: tensor.reshape(-1) for name, tensor in message_back.items()}), reply_to=message)

@@ -12,12 +12,13 @@ from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-from fedcluster.accept import Update
+from fedcluster import __version__
+from fedcluster.accept import UNSENT, Update
 from fedcluster.algorithms import FedAvg
 from fedcluster.executor import Memory
-from fedcluster.flower.post import GONE, SILENT, Bell, Found, Post, Reply, opened
+from fedcluster.flower.post import GONE, SILENT, Bell, Found, Post, Reply, opened, printable
 from fedcluster.flower.roster import Registration, Roster, read_registration
-from fedcluster.flower.wire import Unreadable, pack, pack_tensors, pack_with, text, whole
+from fedcluster.flower.wire import Unreadable, pack, pack_tensors, pack_with, skew, text, whole
 from fedcluster.schedule import Cycle
 from fedcluster.state import Message as Tensors
 
@@ -39,6 +40,8 @@ class Presence:
     refused: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        speak = self.say
+        self.say = lambda text: speak(printable(text))  # much of it are words of the devices' own
         self.post = Post(self.grid, most=2**20, bell=self.bell)
         self.asked: dict[int, NodeInfo] = {}
 
@@ -52,16 +55,23 @@ class Presence:
         answers: list[tuple[int, Found]] = []
         if strangers:
             self.asked |= {node: there[node] for node in strangers}
-            question = {node: Message(pack({"ask": "who"}), node, "query", ttl=ASK) for node in strangers}
+            asking = {"ask": "who", "version": __version__}
+            question = {node: Message(pack(asking), node, "query", ttl=ASK) for node in strangers}
             answers += self.post.send(question, ASK)
         for node, found in [*answers, *self.post.collect()]:
             info = self.asked.pop(node)
             why = self.meet(info, opened(found))
             if why in SILENT:  # it is asked again
-                self.say(f"node {node} ({self.owner(info)}) does not say who it is: {why}")
+                self.say(f"a node ({self.owner(info)}) does not say who it is: {why}")
             elif why is not None:
-                self.refused.add(node)
-                self.say(f"refused node {node} ({self.owner(info)}): {why}")
+                self.refuse(info, why)
+
+    def refuse(self, node: NodeInfo, why: str) -> None:
+        """Say so, here and there. The node is not asked again while it stays."""
+        self.refused.add(node.node_id)
+        self.say(f"refused a node ({self.owner(node)}): {why}")
+        self.grid.push_messages([Message(pack({"refused": why}), node.node_id, "query", ttl=ASK)])
+        self.bell.ring([node.node_id])
 
     def owner(self, node: NodeInfo) -> str:
         if self.keys is None:
@@ -72,24 +82,38 @@ class Presence:
         """Put a node's device on the roster; why not, if not."""
         if isinstance(reply, Unreadable | str):
             return str(reply)
+        differ = skew(reply[0], "it", "this server")
         try:
             registration: Registration = read_registration(text(reply[0], "registration"))
         except (Unreadable, ValueError) as error:
-            return str(error)
+            return f"{error}; {differ}: install the same version on both" if differ else str(error)
         device = registration.device
         if self.keys is not None and self.keys.get(node.public_key) != device:
             return f"it says that it is device {device}, whose key it does not have"
         if device in self.devices.values():
             return f"it says that it is device {device}, which is here already"
         why = self.roster.note(registration)
-        if why is None:
-            self.devices[node.node_id] = device
-        return why
+        if why is not None:
+            return f"it says that it is device {device}, but {why}"
+        self.devices[node.node_id] = device
+        if differ:
+            self.say(f"device {device}: {differ}: the last digits may differ")
+        return None
 
     def node(self, number: int) -> int | None:
         """The node of a device on the roster, if it is here."""
         device = self.roster.entries[number].device
         return next((node for node, name in self.devices.items() if name == device), None)
+
+
+class Nobody:
+    """The executor of a run for which no device is asked."""
+
+    def train(self, cycle: Cycle, received: Tensors, exchange: int, memory: Memory) -> Iterator[Update]:
+        return iter(())
+
+    def close(self) -> None:
+        pass
 
 
 class Federation:
@@ -101,30 +125,43 @@ class Federation:
         self.presence, self.plan, self.keeps, self.deadline = presence, plan, keeps, deadline
         self.exchanges = len(algorithm.exchanges)
         self.post = Post(presence.grid, most, bell=presence.bell)
+        self.sent: Tensors = {}  # in this cycle
+        self.began: dict[int, int] = {}  # the last turn that each device of the cycle had finished when it began
 
     def train(self, cycle: Cycle, received: Tensors, exchange: int, memory: Memory) -> Iterator[Update]:
         self.presence.look()
-        tensors = pack_tensors(received)
+        if exchange == 0:
+            self.sent, self.began = {}, {}
+        tensors = pack_tensors({name: t for name, t in received.items() if t is not self.sent.get(name)})
+        self.sent = received
         turn = cycle.round * self.exchanges + exchange + 1
         messages = {}
         for k in cycle.cohort.tolist():
             node = self.presence.node(k)
             since = int(memory[k]["turn"]) if k in memory else 0
+            began = self.began.setdefault(k, since)
             place = {"round": cycle.round, "cycle": cycle.cycle, "device": k, "exchange": exchange}
-            facts = place | {"run": self.presence.roster.run, "since": since, "turn": turn, "plan": self.plan}
+            turns = {"began": began, "since": since, "turn": turn, "version": __version__}
+            facts = place | turns | {"run": self.presence.roster.run, "plan": self.plan}
             if node is not None:
                 content, group = pack_with(facts, tensors), str(cycle.round)
                 messages[k] = Message(content, node, "train", ttl=self.deadline, group_id=group)
             else:
-                self.remark(cycle, k, GONE)
+                yield self.unsent(cycle, k)
         for k, found in self.post.exchange(messages, self.deadline) if messages else ():
             reply = opened(found)
             if isinstance(reply, Unreadable):
                 yield Update(k, cycle.round, cycle.cycle, {}, fault=str(reply))
+            elif reply == GONE:
+                yield self.unsent(cycle, k)
             elif isinstance(reply, str):
                 self.remark(cycle, k, reply)
             else:
                 yield self.update(k, cycle, exchange, turn, reply, memory)
+
+    def unsent(self, cycle: Cycle, k: int) -> Update:
+        self.remark(cycle, k, GONE)
+        return Update(k, cycle.round, cycle.cycle, UNSENT)
 
     def update(self, k: int, cycle: Cycle, exchange: int, turn: int, reply: Reply, memory: Memory) -> Update:
         facts, tensors = reply

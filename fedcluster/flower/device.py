@@ -5,6 +5,7 @@ algorithm of one's own (`package.module:name`) is used only where the device was
 """
 
 import json
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +28,7 @@ from fedcluster.learner import Learner
 from fedcluster.state import Message
 
 KEPT = "fedcluster.kept"
+HELD = "fedcluster.held"
 PLAN = ("seed", "shape", "classes", "model", "local", "scale", "shift")
 
 
@@ -114,8 +116,9 @@ class Device:
         return InProcess(algorithm, learner, dataset, alone, local, seed)
 
     def like(self, shape: list[int], classes: int, scale: Any, shift: Any) -> Dataset:
-        """Our data as the federation sees them: standardised by the server's numbers where it has them."""
-        dataset = self.dataset
+        """Our data as the federation sees them: standardised by the server's numbers where it has them. A copy, so that
+        the next experiment does not find this one's numbers."""
+        dataset = copy(self.dataset)
         if list(dataset.shape) != shape or dataset.classes > classes:
             raise BadData(
                 f"{dataset.name} has samples {list(dataset.shape)} of {dataset.classes} classes, "
@@ -158,10 +161,23 @@ def recall(state: RecordDict, run: str, turn: int) -> Message | None:
     return unpack_tensors(found) or None
 
 
-def remember(state: RecordDict, run: str, since: int, before: Message | None, turn: int, after: Message) -> None:
-    """Keep both sides of a turn: should the server not have heard of it, it is taken again from where it began."""
+def hold(state: RecordDict, cycle: str, exchange: int, exchanges: int, received: Message) -> Message:
+    """Everything received in this cycle. What earlier exchanges brought is not sent again, so it is held until then."""
+    held = state.config_records.get(HELD)
+    state.pop(HELD, None)
+    if exchange > 0:
+        if held is None or held.get("cycle") != cycle:
+            raise Unreadable("a later exchange of a cycle whose first one did not come here")
+        received = unpack_tensors({name: data for name, data in held.items() if name != "cycle"}) | received
+    if exchange + 1 < exchanges:
+        state[HELD] = ConfigRecord({"cycle": cycle, **pack_tensors(received)})
+    return received
+
+
+def remember(state: RecordDict, run: str, began: int, before: Message | None, turn: int, after: Message) -> None:
+    """Keep both sides of a cycle: should the server not have heard of it, it is taken again from where it began."""
     kept: dict[str, Any] = {"run": run}
-    for number, message in ((since, before), (turn, after)):
+    for number, message in ((began, before), (turn, after)):
         if message:
             kept |= {f"{number}/{name}": data for name, data in pack_tensors(message).items()}
     state[KEPT] = ConfigRecord(kept)

@@ -34,20 +34,33 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.retry.retry_invoker import RetryInvoker, constant
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedcluster.errors import BadData, BadExperiment, LostServer
 from fedcluster.flower.device import Identity
+from fedcluster.flower.post import printable
+from fedcluster.flower.wire import refusal
 
 PAUSE = 0.1  # seconds between two questions whether there is a message; the gate answers when there is one
 HEARTBEAT = 10.0  # seconds that we promise; the SuperLink gives a node up after two of them
 AGAIN = 3.0  # seconds until the next try when the server is away or does not let us in
 TRIES = 40  # of them in a row before we give up
+HICCUP = 0.5  # seconds at most until a request is tried again whose connection broke, as on a crowded server
+LOST = (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
 
 class Away(Exception):
     """The server does not answer, or does not know us now; it is worth trying again."""
+
+
+class Garbled(Exception):
+    """What the server sent is not a message; its envelope says whom to tell."""
+
+    def __init__(self, envelope: Message, why: str) -> None:
+        super().__init__(why)
+        self.envelope = envelope
 
 
 def join(
@@ -141,8 +154,13 @@ class Line:
         contents = {one.object_id: self.pull(run, one) for one in iterate_object_tree(tree)}
         confirm = ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=tree.object_id)
         self.client.ConfirmMessageReceived(confirm)
-        message = inflate_object_from_contents(tree.object_id, contents)
-        assert isinstance(message, Message)
+        envelope.metadata.__dict__["_message_id"] = tree.object_id
+        try:
+            message = inflate_object_from_contents(tree.object_id, contents)
+        except Exception as error:  # Flower's parsers raise what they like
+            raise Garbled(envelope, f"a message that cannot be read ({type(error).__name__})") from None
+        if not isinstance(message, Message):
+            raise Garbled(envelope, "what is not a message")
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
 
@@ -192,10 +210,11 @@ def connected(
     """Activated, with a heart that beats in the background, and deactivated at the end."""
     public = public_key_to_bytes(keys[1])
     certificates = None if authority is None else authority.read_bytes()
-    signer = NodeAuthHttpInterceptor(*keys)
+    given = (server, authority is None, certificates, [NodeAuthHttpInterceptor(*keys)])
+    again = RetryInvoker(lambda: constant(HICCUP), LOST, max_tries=4, max_time=None)
     with (
-        FleetHttpClient.from_server_address(server, authority is None, certificates, [signer]) as client,
-        FleetHttpClient.from_server_address(server, authority is None, certificates, [signer]) as heart,
+        FleetHttpClient.from_server_address(*given, retry_invoker=again) as client,
+        FleetHttpClient.from_server_address(*given, retry_invoker=again) as heart,
     ):
         if not known:
             with suppress(httpx.HTTPStatusError):  # registered already
@@ -209,29 +228,42 @@ def connected(
                 with suppress(httpx.HTTPError):  # the main loop finds out and says so
                     heart.SendNodeHeartbeat(beat)
 
-        threading.Thread(target=beats, daemon=True).start()
+        beating = threading.Thread(target=beats, daemon=True)
+        beating.start()
         try:
             yield Line(client, node)
         finally:
             over.set()
+            beating.join(HEARTBEAT)  # a beat after the good-bye would bring us back
             with suppress(httpx.HTTPError):
-                client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+                heart.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
 
 
 def serve(line: Line, app: ClientApp, identity: Identity, state: RecordDict, say: Callable[[str], None]) -> None:
     """Message after message, each answered before the next. What goes wrong in one is told the server, and said."""
     config = identity.config()
+
+    def failed(message: Message, error: Exception) -> Message:
+        say(printable(f"device {identity.device} cannot do what it is asked: {error}"))
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)[:500]), reply_to=message)
+
     while True:
-        message = line.receive()
-        if message is None:
-            time.sleep(PAUSE)
-            continue
-        context = Context(message.metadata.run_id, line.node.node_id, config, state, {})
         try:
-            reply = app(message, context)
-        except Exception as error:  # whatever a message may cause, the next one is served
-            say(f"device {identity.device} cannot do what it is asked: {error}")
-            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)[:500]), reply_to=message)
+            message = line.receive()
+            if message is None:
+                time.sleep(PAUSE)
+                continue
+        except Garbled as error:
+            reply = failed(error.envelope, error)
+        else:
+            refused = refusal(message.content) if message.has_content() else None
+            if refused is not None:
+                say(f"the server refuses device {identity.device}: {printable(refused)}")
+                continue
+            try:
+                reply = app(message, Context(message.metadata.run_id, line.node.node_id, config, state, {}))
+            except Exception as error:  # whatever a message may cause, the next one is served
+                reply = failed(message, error)
         try:
             line.send(reply)
         except httpx.HTTPStatusError as error:

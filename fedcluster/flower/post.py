@@ -29,12 +29,13 @@ from fedcluster.flower.wire import Facts, Unreadable, unpack
 from fedcluster.state import Message as Tensors
 
 LOOK = 0.2  # seconds between two looks for replies
+ALIVE = 1.0  # seconds between two looks whether those are still on line whose replies are under way
 PIECES = 8  # objects that a reply of our app may consist of: three, and room
 KINDS = frozenset({"Message", "RecordDict", "ConfigRecord"})
 
-LATE, GONE = "no answer in time", "it is not on line"
+LATE, GONE, LEFT = "no answer in time", "it is not on line", "it went off line"
 WORDS = {  # of the errors with which the SuperLink answers in a node's place
-    ErrorCode.NODE_UNAVAILABLE: "it went off line",
+    ErrorCode.NODE_UNAVAILABLE: LEFT,
     ErrorCode.MESSAGE_UNAVAILABLE: LATE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: LATE,
 }
@@ -45,14 +46,25 @@ Found = Message | Unreadable | str
 """A reply, a reply that is not taken, or why there is none."""
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A message without a reply: under which name it was sent, to which node, and how long we wait."""
+
+    name: int
+    node: int
+    until: float
+
+
 @dataclass(eq=False)
 class Parcel:
-    """A reply that is on its way: what there is to fetch, and what is here."""
+    """A reply that is on its way: what there is to fetch, and what is here. `activated` says since when its sender has
+    been on line: one who comes back does not finish what it had begun to send."""
 
     answers: str
     top: str
     missing: list[str]
     contents: dict[str, bytes] = field(default_factory=dict)
+    activated: str | None = None
 
 
 class Bell:
@@ -79,8 +91,9 @@ class Post:
         bell: Bell | None = None,
     ) -> None:
         self.grid, self.most, self.pieces, self.kinds, self.bell = grid, most, pieces, kinds, bell or Bell()
-        self.waiting: dict[str, tuple[int, float]] = {}  # addressee and deadline, by message
+        self.waiting: dict[str, Waiting] = {}  # by message
         self.parcels: list[Parcel] = []
+        self.checked = 0.0
 
     def exchange(self, messages: dict[int, Message], seconds: float) -> Iterator[tuple[int, Found]]:
         """Send each addressee a message and yield what comes back as it comes, until all is here or the time is up."""
@@ -96,9 +109,9 @@ class Post:
         ids = list(self.grid.push_messages(list(messages.values())))
         self.bell.ring(message.metadata.dst_node_id for message in messages.values())
         until = time.monotonic() + seconds
-        for number, name in enumerate(messages):
+        for number, (name, message) in enumerate(messages.items()):
             if number < len(ids) and ids[number]:
-                self.waiting[ids[number]] = (name, until)
+                self.waiting[ids[number]] = Waiting(name, message.metadata.dst_node_id, until)
             else:
                 yield name, GONE
 
@@ -108,17 +121,47 @@ class Post:
             if isinstance(reply, Parcel):
                 self.parcels.append(reply)
             else:
-                yield self.waiting.pop(answers)[0], reply
+                yield self.settle(answers), reply
+        left = self.left()
         for parcel in list(self.parcels):
             found = self.fetch(parcel)
+            if found is None and parcel in left:
+                found = LEFT
             if found is not None:
-                self.parcels.remove(parcel)
-                yield self.waiting.pop(parcel.answers)[0], found
-        for id, (name, until) in list(self.waiting.items()):
-            if time.monotonic() > until:
-                self.parcels = [parcel for parcel in self.parcels if parcel.answers != id]
-                del self.waiting[id]
-                yield name, LATE
+                yield self.settle(parcel.answers), found
+        for id, one in list(self.waiting.items()):
+            if time.monotonic() > one.until:
+                yield self.settle(id), LATE
+
+    def settle(self, id: str) -> int:
+        """A message has been answered, or never will be: whom it was for. The SuperLink keeps what was not fetched, of
+        the message or of its answer, until somebody deletes it."""
+        tops = [parcel.top for parcel in self.parcels if parcel.answers == id]
+        self.parcels = [parcel for parcel in self.parcels if parcel.answers != id]
+        self.delete(id, *tops)
+        return self.waiting.pop(id).name
+
+    def delete(self, *ids: str) -> None:
+        if isinstance(self.grid, HttpGrid):
+            for id in ids:
+                request = ConfirmMessageReceivedRequest(
+                    node=self.grid.node, run_id=self.grid.run.run_id, message_object_id=id
+                )
+                self.client.ConfirmMessageReceived(request)
+
+    def left(self) -> list[Parcel]:
+        """Those whose senders have gone since they began to send: what is not here by now will never come."""
+        if not self.parcels or time.monotonic() < self.checked + ALIVE:
+            return []
+        self.checked = time.monotonic()
+        online = {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
+        gone = []
+        for parcel in self.parcels:
+            activated = online.get(self.waiting[parcel.answers].node)
+            parcel.activated = parcel.activated or activated
+            if activated is None or activated != parcel.activated:
+                gone.append(parcel)
+        return gone
 
     def look(self) -> Iterator[tuple[str, Parcel | Found]]:
         """What has come since the last look; what is being fetched already is not asked for again."""
@@ -136,6 +179,7 @@ class Post:
                 continue
             pieces = [one.object_id for one in iterate_object_tree(tree)]
             if len(pieces) > self.pieces:
+                self.delete(envelope.metadata.message_id)
                 yield answers, Unreadable(f"a reply in {len(pieces):,} pieces")
             else:
                 yield answers, Parcel(answers, envelope.metadata.message_id, pieces)
@@ -160,8 +204,6 @@ class Post:
             parcel.contents[name] = response.object_content
             if sum(map(len, parcel.contents.values())) > self.most:
                 return Unreadable(f"a reply of more than {self.most:,} bytes")
-        confirm = ConfirmMessageReceivedRequest(node=self.grid.node, run_id=run, message_object_id=parcel.top)
-        self.client.ConfirmMessageReceived(confirm)
         try:
             if any(get_object_type_from_object_content(one) not in self.kinds for one in parcel.contents.values()):
                 return Unreadable("a reply that is not one of ours")

@@ -2,7 +2,8 @@
 
 A device is known by its own id. Flower's node ids are new with every start of a node or a SuperLink; what binds a node
 to a device is its key. The roster only grows: a device that goes keeps its number and its cluster and is left out of
-its turns until it is back; one that comes late gets the next number and joins the smallest cluster in the next round.
+its turns until it is back; one that comes late, during a run or when it is resumed, gets the next number and joins the
+smallest cluster in the next round.
 """
 
 import json
@@ -27,15 +28,14 @@ from fedcluster import clusters
 from fedcluster.availability import daily
 from fedcluster.clusters import Clusters
 from fedcluster.errors import BadRun
-from fedcluster.experiment import Experiment
+from fedcluster.experiment import WITH_DEVICES, Experiment
 from fedcluster.files import write_atomically
-from fedcluster.fleet import Fleet, Ints
+from fedcluster.fleet import Fleet, Ints, capped
 from fedcluster.fleet_file import Known
 from fedcluster.schedule import Cycle, Schedule
 from fedcluster.zones import daily_hours, hours_ahead, zone
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-MOST = 100  # times the median device's samples that a device may count for
 ROOM = 10_000  # devices that a roster may come to hold
 LABELS = ("labels", "--tell-labels")
 TOLD = {"major_class": LABELS, "balanced": LABELS, "similar": LABELS}
@@ -93,7 +93,8 @@ def read_registration(text: str) -> Registration:
 
 
 class Roster:
-    """Devices in the order of their numbers. With a path, it is on the disk before a device takes part."""
+    """Devices in the order of their numbers. With a path, latecomers are on the disk before they take part; those who
+    are there at the start are saved by whoever begins the run."""
 
     def __init__(self, experiment: Experiment, path: Path | None = None) -> None:
         self.experiment, self.path = experiment, path
@@ -135,13 +136,20 @@ class Roster:
         for other in [*self.entries, *self.waiting.values()][:1]:
             if other.shape != registration.shape:
                 return f"its samples are {registration.shape}, those of device {other.device} are {other.shape}"
+        if self.entries and self.experiment.data.name == WITH_DEVICES and registration.classes > self.classes:
+            return f"it has {registration.classes} classes, but the federation learns {self.classes}"
         return None
 
-    def admit(self, round: int, say: Callable[[str], None]) -> bool:
+    @property
+    def classes(self) -> int:
+        """As many as the devices had with which the run began."""
+        return max(entry.classes for entry in self.entries if entry.since == 0)
+
+    def admit(self, round: int, say: Callable[[str], None]) -> None:
         """Those who wait take part from this round on: at the start by the experiment's clustering, later each in the
-        smallest cluster. Returns whether there were any."""
+        smallest cluster, and in the second round at the earliest: what the run began with stays as it is."""
         if not self.waiting:
-            return False
+            return
         newcomers = sorted(self.waiting.values(), key=order)
         self.waiting = {}
         if not self.entries:
@@ -151,21 +159,26 @@ class Roster:
                 entry.model_copy(update={"cluster": int(cluster)})
                 for entry, cluster in zip(self.entries, groups.assignment, strict=True)
             ]
-        else:
-            for one in newcomers:
-                smallest = int(np.bincount([entry.cluster + 1 for entry in self.entries])[1:].argmin())
-                self.entries.append(Entry(**dict(one), cluster=smallest, since=round))
-                say(f"device {one.device} joins cluster {smallest} in round {round + 1}")
+            return
+        since = max(round, 1, self.entries[-1].since)  # numbers are given in the order of the rounds
+        for one in newcomers:
+            smallest = int(np.bincount([entry.cluster + 1 for entry in self.entries])[1:].argmin())
+            self.entries.append(Entry(**dict(one), cluster=smallest, since=since))
+            say(f"device {one.device} joins cluster {smallest} in round {since + 1}")
+        for claim in self.claims(len(self.entries) - len(newcomers)):
+            say(claim)
+        self.save()
+
+    def save(self) -> None:
         if self.path is not None:
             lines = [entry.model_dump(exclude_none=True) for entry in self.entries]
             write_atomically(self.path, json.dumps({"run": self.run, "devices": lines}, indent=1) + "\n")
-        return True
 
     def fleet(self, round: int | None = None) -> Fleet:
         """The devices that take part in a round, as the simulator sees a fleet: without their data."""
         entries = self.entries if round is None else [entry for entry in self.entries if entry.since <= round]
         sizes = np.array([entry.samples for entry in entries])
-        sizes = np.minimum(sizes, int(np.median(sizes)) * MOST)
+        cap = self.experiment.accept.cap(claimed=True)
         method = self.experiment.clusters.method
         major = np.array([int(np.argmax(entry.labels)) if entry.labels else 0 for entry in entries], np.int32)
         classes = max(entry.classes for entry in entries)
@@ -180,10 +193,23 @@ class Roster:
         if method == "availability":
             free = daily([daily_hours(entry.slots) for entry in entries], np.nan_to_num(ahead))
         known = Known(utc_offset=None if np.isnan(ahead).all() else ahead, availability=free)
-        return Fleet(sizes, major, elsewhere, mix, names=np.array([entry.device for entry in entries]), known=known)
+        names = np.array([entry.device for entry in entries])
+        return Fleet(sizes, major, elsewhere, mix, names=names, known=known, cap=cap)
 
-    def clusters(self, round: int) -> Clusters:
-        assignment = np.array([entry.cluster for entry in self.entries if entry.since <= round], np.int32)
+    def claims(self, first: int = 0) -> list[str]:
+        """Who, from device number `first` on, says that it has more samples than it counts for."""
+        fleet = self.fleet()
+        counts = capped(fleet.sizes, fleet.cap).tolist()
+        return [
+            f"device {entry.device} says that it has {entry.samples:,} samples and counts for {count:,}, "
+            f"{fleet.cap:g} times the median (accept.sample_cap)"
+            for entry, count in zip(self.entries[first:], counts[first:], strict=True)
+            if count < entry.samples
+        ]
+
+    def clusters(self, round: int | None = None) -> Clusters:
+        entries = self.entries if round is None else [entry for entry in self.entries if entry.since <= round]
+        assignment = np.array([entry.cluster for entry in entries], np.int32)
         return Clusters(assignment, int(assignment.max()) + 1)
 
 
@@ -198,18 +224,35 @@ def order(registration: Registration) -> tuple[bool, int, str]:
 
 
 class LiveSchedule(Schedule):
-    """A schedule over a roster that grows. `look` finds out who has come, before a round begins."""
+    """A schedule over a roster that grows. `look` finds out who has come, before a round begins. `wait` comes before a
+    round is taken again, with other cohorts. `begun` is a round of which some cycles were taken before the server was
+    stopped: its cohorts stay as they are."""
 
-    def __init__(self, roster: Roster, look: Callable[[], None], say: Callable[[str], None]) -> None:
-        self.roster, self.look, self.say = roster, look, say
+    def __init__(
+        self,
+        roster: Roster,
+        look: Callable[[], None],
+        say: Callable[[str], None],
+        wait: Callable[[int], None] | None = None,
+    ) -> None:
+        self.roster, self.look, self.say, self.wait = roster, look, say, wait
+        self.begun: int | None = None
+        self.latest = -1
         experiment = roster.experiment
         super().__init__(experiment.clusters, roster.fleet(0), roster.clusters(0), experiment.seed)
 
     def round(self, j: int) -> list[Cycle]:
+        self.attempt = self.attempt + 1 if j == self.latest else 0
+        self.latest = j
+        if self.attempt and self.wait is not None:
+            self.wait(j)
         self.look()
-        self.roster.admit(j, self.say)
+        self.roster.admit(j + (j == self.begun), self.say)
         self.fleet, self.clusters = self.roster.fleet(j), self.roster.clusters(j)
         return super().round(j)
 
     def cohort_size(self) -> int:
         return sum(cycle.wanted for cycle in super().round(0))
+
+    def largest_cohort(self) -> int:
+        return max(cycle.wanted for cycle in super().round(0))

@@ -5,65 +5,34 @@
 `serve` starts Flower's SuperLink and the gate around it; `server_app` does the same inside a SuperLink that others run.
 """
 
-import json
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from torch import Tensor
 
-from fedcluster import algorithms, sources
-from fedcluster.dataset import Dataset
 from fedcluster.display import Display, suited
-from fedcluster.errors import BadExperiment, LostServer
-from fedcluster.evaluate import Evaluator
-from fedcluster.experiment import WITH_DEVICES, Experiment, load
-from fedcluster.flower.certificates import public_keys
-from fedcluster.flower.cohorts import NEW, Federation, Presence
-from fedcluster.flower.device import PLAN
+from fedcluster.errors import BadExperiment, BadRun, LostServer
+from fedcluster.experiment import Experiment, load
+from fedcluster.flower.certificates import check_server, public_keys
+from fedcluster.flower.cohorts import Presence
 from fedcluster.flower.gate import Gate
+from fedcluster.flower.listener import raise_descriptor_limit
+from fedcluster.flower.patience import Patience
 from fedcluster.flower.post import Bell
-from fedcluster.flower.roster import ROOM, LiveSchedule, Roster
+from fedcluster.flower.prepare import Terms, check_updates, connected, prepare
+from fedcluster.flower.roster import LiveSchedule, Roster
 from fedcluster.folder import Folder, fresh
-from fedcluster.learner import Learner
 from fedcluster.ledger import size
-from fedcluster.prepare import Setup, check_output, untried
+from fedcluster.prepare import unequal_clusters
 from fedcluster.training import Result, banner, begin, finish, finished, keep_budget, repeatable, train
 
 ENVELOPE = 2**16  # bytes of a reply besides its tensors
 GATHER = 0.5  # seconds between two looks for devices
 
 Keys = dict[bytes, str] | None
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How long is waited for whom: `nodes` devices before the first round, `wait` seconds at most, and `deadline`
-    seconds for a cohort's turn."""
-
-    nodes: int = 1
-    wait: float = 600.0
-    deadline: float = 600.0
-
-
-class HeldOut(Evaluator):
-    """The global model on the server's test data; nothing where it has none. Training data are with the devices."""
-
-    def __init__(self, learner: Learner, dataset: Dataset | None) -> None:
-        self.learner, self.threads = learner, 1
-        if dataset is not None:
-            self.dataset = dataset
-        self.blind = dataset is None
-
-    def __call__(self, w: Tensor) -> dict[str, float]:
-        if self.blind:
-            return {}
-        loss, accuracy = self.measure(w, self.dataset.x_test, self.dataset.y_test)
-        return {"test_loss": loss, "test_accuracy": accuracy}
 
 
 def serve(
@@ -84,17 +53,21 @@ def serve(
             f"--insecure is for loopback only, and {listen[0]} is not: make certificates, and give them"
         )
     check(experiment)
-    keys = None if certificates is None else public_keys(certificates)
+    raise_descriptor_limit()
+    keys: Keys = None
+    if certificates is not None:
+        keys = public_keys(certificates)
+        check_server(certificates)
     display = display or suited()
     with closing(Folder(out, experiment, resume)) as folder, display:
+        if folder.finished:
+            return over(experiment, folder, display)
         superlink = SuperLink(certificates, keys, folder.path / "superlink.log")
         with (
             superlink.running(),
             Gate(listen, (superlink.host, superlink.port), certificates, keys, display.say) as gate,
         ):
-            gate.open()
-            display.announce(f"open to devices at {listen[0]}:{gate.server_address[1]}")
-
+            display.announce(f"open to devices at {listen[0]}:{gate.port}")
             try:
                 with superlink.run() as grid:
                     return deploy(experiment, grid, folder, keys, terms, display, gate)
@@ -103,8 +76,6 @@ def serve(
                 raise LostServer(
                     f"Flower's SuperLink {gone}; see {superlink.log}, and go on with --resume --out {out}"
                 ) from None
-            finally:
-                gate.shutdown()
 
 
 def check(experiment: Experiment) -> None:
@@ -132,26 +103,57 @@ def deploy(
     gate: Gate | None = None,
 ) -> Result:
     """Train with whoever comes. The loop, the algorithms, the acceptance and the record are the simulator's."""
-    roster = Roster(experiment, folder.path / "devices.json")
+    roster = Roster(experiment, registry(folder))
     presence = Presence(grid, roster, keys, display.say, gate or Bell())
     with repeatable():
         gather(presence, terms, display)
-        setup, most = prepare(experiment, presence, terms)
+        patience = Patience(presence, terms.wait, f"--resume --out {folder.path}")
+        schedule = LiveSchedule(roster, presence.look, display.say, patience)
+        check_updates(schedule, terms)
+        setup = prepare(schedule, display.say)
+        most = max(size(exchange.form(setup.start)) for exchange in setup.algorithm.exchanges) + ENVELOPE
         if gate is not None:
             gate.allowance = most
+        setup = connected(setup, presence, most, terms)
         keep_budget(setup, False, display)
-        if folder.finished:
-            display.say(f"{folder.path} is finished: nothing to do")
-            return finished(folder, setup)
         display.announce(banner(setup))
-        display.announce(plan_of(roster))
+        if inequality := unequal_clusters(setup):
+            display.say(inequality)
+        display.announce("\n".join([plan_of(roster), *roster.claims()]))
+        if not folder.begun:
+            roster.save()
         recorder, state = begin(setup, folder, display)
+        if state.cycle:
+            schedule.begun = state.round
         with closing(recorder):
             state = train(setup, recorder, state)
             recorder.save(state, now=True)
         finish(folder, setup, state, recorder.history)
         setup.learner.load(state.model)
         return Result(recorder.history, setup.learner.module, folder.path)
+
+
+def registry(folder: Folder) -> Path:
+    """Where the roster of the folder's run is. One without a run is of a server that was stopped before it began."""
+    path = folder.path / "devices.json"
+    if not folder.begun:
+        path.unlink(missing_ok=True)
+    elif not path.exists():
+        raise BadRun(f"{path} is missing, which says who is in which cluster: put it back, or choose another --out")
+    return path
+
+
+def over(experiment: Experiment, folder: Folder, display: Display) -> Result:
+    """The result of a run that ended earlier: no device is needed for it."""
+    with repeatable():
+        roster = Roster(experiment, registry(folder))
+        setup = prepare(LiveSchedule(roster, nobody_comes, display.say), display.say)
+        display.say(f"{folder.path} is finished: nothing to do")
+        return finished(folder, setup, display)
+
+
+def nobody_comes() -> None:
+    """The look of a schedule that is not followed any more."""
 
 
 def gather(presence: Presence, terms: Terms, display: Display) -> None:
@@ -172,69 +174,13 @@ def gather(presence: Presence, terms: Terms, display: Display) -> None:
         )
     if len(presence.devices) < terms.nodes:
         display.say(f"beginning with {len(presence.devices)} of {terms.nodes} devices; others may come later")
-    roster.admit(0, display.say)
-
-
-def prepare(experiment: Experiment, presence: Presence, terms: Terms) -> tuple[Setup, int]:
-    """What stands before the first cycle, as in simulation, but for what only devices have; and how many bytes a device
-    may have reason to send."""
-    roster, seed, local = presence.roster, experiment.seed, experiment.local
-    first = roster.entries[0]
-    dataset = None if experiment.data.name == WITH_DEVICES else sources.open_dataset(experiment.data.name, presence.say)
-    shape, classes = tuple(first.shape), max(entry.classes for entry in roster.entries)
-    if dataset is not None:
-        if dataset.shape != shape:
-            raise BadExperiment(
-                f"data.name: {dataset.name} has samples {list(dataset.shape)}, but the devices have {list(shape)}"
-            )
-        classes = dataset.classes
-    algorithm, optimizer = algorithms.build(local, seed), algorithms.optimizer(experiment.server)
-    learner = untried(experiment, shape, classes, "cpu", algorithm.objective)
-    if dataset is not None:
-        check_output(learner, dataset)
-    start = algorithms.first_state(algorithm, optimizer, learner.w.clone(), learner.size)
-    most = max(size(exchange.form(start)) for exchange in algorithm.exchanges) + ENVELOPE
-    keeps = bool(algorithm.device_memory(learner.w, learner.size))
-    plan = plan_for(experiment, list(shape), classes, dataset)
-    schedule = LiveSchedule(roster, presence.look, presence.say)
-    setup = Setup(
-        experiment=experiment,
-        dataset=dataset,
-        fleet=schedule.fleet,
-        clusters=schedule.clusters,
-        schedule=schedule,
-        learner=learner,
-        algorithm=algorithm,
-        optimizer=optimizer,
-        executor=Federation(presence, algorithm, plan, most, keeps, terms.deadline),
-        clock=None,
-        evaluate=HeldOut(learner, dataset),
-        start=start,
-        new=NEW if keeps else {},
-        devices=ROOM,
-    )
-    return setup, most
-
-
-def plan_for(experiment: Experiment, shape: list[int], classes: int, dataset: Dataset | None) -> str:
-    """What a device has to know to train as the simulator would."""
-    keys = experiment.to_dict()
-    scaled = dataset is not None and dataset.scale is not None and dataset.shift is not None
-    values = (
-        experiment.seed,
-        shape,
-        classes,
-        {"name": keys["model"]["name"]},
-        keys["local"],
-        dataset.scale.reshape(-1).tolist() if scaled and dataset and dataset.scale is not None else None,
-        dataset.shift.reshape(-1).tolist() if scaled and dataset and dataset.shift is not None else None,
-    )
-    return json.dumps(dict(zip(PLAN, values, strict=True)), sort_keys=True)
+    if not roster.entries:
+        roster.admit(0, display.say)
 
 
 def plan_of(roster: Roster) -> str:
     """Who takes turns with whom, in a line a cluster."""
-    groups = roster.clusters(len(roster.entries))
+    groups = roster.clusters()
     lines = []
     for number, members in enumerate(groups.members):
         entries = [roster.entries[k] for k in members]
@@ -255,9 +201,12 @@ def main(grid: Grid, context: Context) -> None:
     path = Path(str(config["experiment"]))
     experiment = load(path)
     check(experiment)
-    terms = Terms(int(config["nodes"]), float(config["wait"]), float(config["deadline"]))
+    terms = Terms(int(config["nodes"]), float(config["wait"]), float(config["deadline"]), int(config["min-updates"]))
     out = Path(str(config["out"])) if config["out"] else fresh(path.stem)
     keys = public_keys(Path(str(config["certificates"]))) if config["certificates"] else None
     display = suited()
     with closing(Folder(out, experiment, bool(config["resume"]))) as folder, display:
+        if folder.finished:
+            over(experiment, folder, display)
+            return
         deploy(experiment, grid, folder, keys, terms, display)

@@ -9,7 +9,9 @@ and lets nothing through to it that `accept` would not. DP wrappers go inside: F
 
 import io
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from logging import INFO, WARNING
 from typing import Any
 
@@ -21,19 +23,24 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.lib import format as npy
 
-from fedcluster.accept import Update, accept
+from fedcluster.accept import Accepted, Update, accept
 from fedcluster.clusters import Clusters
+from fedcluster.experiment import CLAIM_CAP, NORM_BOUND
 from fedcluster.experiment import Clusters as Options
 from fedcluster.fleet import Fleet
 from fedcluster.flower.post import KINDS, Post
-from fedcluster.flower.roster import MOST, elsewhere
+from fedcluster.flower.roster import elsewhere
 from fedcluster.flower.wire import Unreadable
+from fedcluster.norms import lower_median, most, remember, squares, too_far
 from fedcluster.schedule import Cycle, Schedule
 from fedcluster.state import Message as Tensors
 
 ARRAYS = KINDS | {"ArrayRecord", "Array", "ArrayChunk", "MetricRecord"}
 ROOM = 2**20  # bytes of a reply besides its arrays
 CHUNK = 2**20  # bytes of a chunk, at least, by which the pieces of a reply are counted
+LOOK = 1.0  # seconds between two looks for nodes, as in Flower's strategies
+SAY = 30.0  # seconds between two remarks that we are waiting for nodes
+OURS = ("fraction_train", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
 
 Assign = Callable[[list[int]], list[int]]
 """A clustering of one's own: the cluster of every node, from 0."""
@@ -70,7 +77,10 @@ class Shown(Grid):
 
 class FedCluster(Strategy):
     """`clusters` is their number, nodes dealt out by chance, or a function from node ids to clusters. A device counts
-    for the examples that it claimed at first, a hundred times the median at most, whatever it claims later."""
+    for the examples that it claimed at first, `sample_cap` times the median at most, whatever it claims later. Refused
+    is an update that moves further than the arrays are long and more than `norm_bound` times as far as the median of
+    recent cohorts; `math.inf` refuses none. A round begins when the inner strategy's `min_available_nodes` nodes are on
+    line, and at least one."""
 
     def __init__(
         self,
@@ -79,20 +89,21 @@ class FedCluster(Strategy):
         participation: float = 1.0,
         order: str = "reshuffle",
         seed: int = 0,
+        norm_bound: float = NORM_BOUND,
+        sample_cap: float = CLAIM_CAP,
     ) -> None:
         self.inner, self.assign, self.seed = inner, clusters, seed
+        self.norm_bound, self.sample_cap = norm_bound, sample_cap
         count = clusters if isinstance(clusters, int) else None
         self.options = Options(count=count, participation=participation, order=order)  # type: ignore[arg-type]
         self.members: dict[int, int] = {}  # the cluster of every node that ever came
         self.examples: dict[int, float] = {}  # what it claimed at first
+        self.norms: tuple[float, ...] = ()  # the medians of recent cohorts
         self.weighted_by = "num-examples"
-        part: Any = inner
-        while part is not None:  # cohorts are ours to choose: the inner strategy takes all whom it is shown
-            for name in ("fraction_train", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
-                if hasattr(part, name):
-                    setattr(part, name, type(getattr(part, name))(1))
+        self.min_nodes = 1
+        for part in parts(inner):
             self.weighted_by = getattr(part, "weighted_by_key", self.weighted_by)
-            part = getattr(part, "strategy", None)
+            self.min_nodes = max(self.min_nodes, getattr(part, "min_available_nodes", 1))
 
     def summary(self) -> None:
         log(INFO, "\t├──> clusters take turns, %s order, around:", self.options.order)
@@ -101,7 +112,8 @@ class FedCluster(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        return self.inner.configure_train(server_round, arrays, config, grid)
+        with taking_all(self.inner):
+            return list(self.inner.configure_train(server_round, arrays, config, grid))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -111,7 +123,8 @@ class FedCluster(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+        with taking_all(self.inner):
+            return list(self.inner.configure_evaluate(server_round, arrays, config, grid))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         return self.inner.aggregate_evaluate(server_round, replies)
@@ -126,8 +139,9 @@ class FedCluster(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """`num_rounds` rounds of a cycle for every cluster. `timeout` is a cohort's; a cluster of which nobody is on
-        line is passed over. The inner strategy counts cycles as its rounds."""
+        """`num_rounds` rounds of a cycle for every cluster, each begun when enough nodes are on line. `timeout` is a
+        cohort's; a cluster of which nobody is on line is passed over. The inner strategy counts cycles as its rounds.
+        """
         self.summary()
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         result, arrays = Result(), initial_arrays
@@ -135,7 +149,7 @@ class FedCluster(Strategy):
             keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, arrays))
         number = 0
         for j in range(num_rounds):
-            for cycle, nodes in self.round(j, grid):
+            for cycle, nodes in self.round(j, self.nodes_of(grid)):
                 number += 1
                 there = [node for node in nodes if node in set(grid.get_node_ids())]
                 if not there:
@@ -155,9 +169,19 @@ class FedCluster(Strategy):
         result.arrays = arrays
         return result
 
-    def round(self, j: int, grid: Grid) -> Iterator[tuple[Cycle, list[int]]]:
+    def nodes_of(self, grid: Grid) -> list[int]:
+        """The nodes that are on line, once there are enough: however long that takes, as in Flower's own strategies."""
+        said = -math.inf
+        while len(nodes := list(grid.get_node_ids())) < self.min_nodes:
+            if time.monotonic() - said >= SAY:
+                said = time.monotonic()
+                log(INFO, "Waiting for nodes to connect: %s of %s are here", len(nodes), self.min_nodes)
+            time.sleep(LOOK)
+        return nodes
+
+    def round(self, j: int, online: list[int]) -> Iterator[tuple[Cycle, list[int]]]:
         """The cycles of a round, each with the node ids of its cohort. Who comes late joins the smallest cluster."""
-        new = sorted(set(grid.get_node_ids()) - self.members.keys())
+        new = sorted(set(online) - self.members.keys())
         if new and not self.members and callable(self.assign):
             self.members = dict(zip(new, self.assign(new), strict=True))
         else:
@@ -165,8 +189,6 @@ class FedCluster(Strategy):
             for node in new:
                 sizes = np.bincount(list(self.members.values()), minlength=count)
                 self.members[node] = int(sizes.argmin())
-        if not self.members:
-            return
         nodes = list(self.members)
         groups = Clusters(np.array(list(self.members.values())), max(self.members.values()) + 1)
         fleet = Fleet(np.ones(len(nodes), int), np.zeros(len(nodes), int), elsewhere, elsewhere)
@@ -203,13 +225,28 @@ class FedCluster(Strategy):
             log(WARNING, "refused the update of node %s: %s", messages[update.device][0], why)
 
         form = tensors_of(arrays, arrays)
-        kept = [messages[one.device] for one in accept(updates, cycle, form, refuse)]
+        kept = [messages[k] for k in self.bounded(list(accept(updates, cycle, form, refuse)), form, messages)]
         for node, reply in kept:
             (metrics,) = reply.content.metric_records.values()
             self.examples.setdefault(node, float(metrics[self.weighted_by]))  # type: ignore[arg-type]
-            most = MOST * float(np.median(list(self.examples.values())))
-            metrics[self.weighted_by] = min(self.examples[node], most)
+            largest = self.sample_cap * float(np.median(list(self.examples.values())))
+            metrics[self.weighted_by] = min(self.examples[node], largest)
         return [reply for _, reply in kept]
+
+    def bounded(self, updates: list[Accepted], form: Tensors, messages: dict[int, tuple[int, Message]]) -> list[int]:
+        """The devices whose updates keep to the norm bound; in the first cycle the cohort's own median counts."""
+        moved = {one.device: distance(one.message, form) for one in updates}
+        if not moved:
+            return []
+        usual = lower_median(list(moved.values()))
+        limit = most(self.norm_bound, self.norms, distance(form), usual)
+        kept = [k for k, norm in moved.items() if norm <= limit]
+        for k in moved.keys() - kept:
+            node = messages[k][0]
+            log(WARNING, "refused the update of node %s: %s", node, too_far(moved[k], limit, "norm_bound"))
+        if kept:
+            self.norms = remember(self.norms, [moved[k] for k in kept])
+        return kept
 
     def update(self, k: int, cycle: Cycle, arrays: ArrayRecord, reply: Message) -> Update:
         try:
@@ -224,9 +261,34 @@ class FedCluster(Strategy):
             return Update(k, cycle.round, cycle.cycle, {}, fault=str(error))
 
 
+def parts(strategy: Any) -> Iterator[Any]:
+    """A strategy and those that it wraps."""
+    while strategy is not None:
+        yield strategy
+        strategy = getattr(strategy, "strategy", None)
+
+
+@contextmanager
+def taking_all(inner: Strategy) -> Iterator[None]:
+    """Cohorts are ours to choose: for the time being the inner strategy takes all whom it is shown."""
+    given = [(part, name, getattr(part, name)) for part in parts(inner) for name in OURS if hasattr(part, name)]
+    try:
+        for part, name, value in given:
+            setattr(part, name, type(value)(1))
+        yield
+    finally:
+        for part, name, value in given:
+            setattr(part, name, value)
+
+
 def keep(where: dict[int, MetricRecord], number: int, metrics: MetricRecord | None) -> None:
     if metrics is not None:
         where[number] = metrics
+
+
+def distance(tensors: Tensors, origin: Tensors | None = None) -> float:
+    """The norm of all tensors together, or of how far they are from others."""
+    return math.sqrt(sum(squares(tensor, origin[name] if origin else None) for name, tensor in tensors.items()))
 
 
 def tensors_of(record: ArrayRecord, like: ArrayRecord) -> Tensors:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
 
+from fedcluster import __version__
 from fedcluster.state import Message
 
 Facts = dict[str, Any]
@@ -53,6 +54,23 @@ def unpack_tensors(record: Mapping[str, Any]) -> Message:
             raise Unreadable("a tensor that is not float32")
         tensors[name] = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
     return tensors
+
+
+def skew(facts: Facts, other: str, this: str) -> str:
+    """Which versions of fedcluster the two sides run, where they differ; nothing where they do not."""
+    found = facts.get("version")
+    if found == __version__:
+        return ""
+    theirs = f"fedcluster {found[:40]}" if isinstance(found, str) else "an older fedcluster"
+    return f"{other} runs {theirs}, {this} {__version__}"
+
+
+def refusal(content: RecordDict) -> str | None:
+    """Why the server does not let a device take part, if that is what it says."""
+    try:
+        return text(unpack(content)[0], "refused")
+    except Unreadable:
+        return None
 
 
 def whole(facts: Facts, name: str) -> int:

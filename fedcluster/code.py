@@ -1,0 +1,95 @@
+"""Fingerprints of code given by the user, so that a run is not resumed with another function of the same name."""
+
+import functools
+import inspect
+from hashlib import sha256
+from types import CodeType, FunctionType
+from typing import Any
+
+from torch import nn
+
+from fedcluster.experiment import found
+
+
+def is_own(thing: Any) -> bool:
+    """Whether a key of the experiment was given code of one's own instead of a name that fedcluster knows."""
+    return not isinstance(thing, str) or ":" in thing
+
+
+def digest(thing: Any) -> str:
+    """Of a function, a class, an object (by its class), or of what `package.module:name` stands for.
+
+    It covers their source (of a module, also that of its layers), default arguments, plain values in closures, and the
+    functions and classes of the same module that they use. Where there is no source, as for what was typed at a
+    prompt, the compiled code stands for it.
+    """
+    parts = list[str]()
+    describe(found(thing) if isinstance(thing, str) else thing, parts, set())
+    return sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
+
+
+def describe(thing: Any, parts: list[str], seen: set[int]) -> None:
+    if isinstance(thing, (FunctionType, type)):
+        if id(thing) in seen:
+            return
+        seen.add(id(thing))
+    if isinstance(thing, functools.partial):
+        describe((thing.func, *thing.args, *thing.keywords.items()), parts, seen)
+    elif isinstance(thing, tuple):
+        for part in thing:
+            describe(part, parts, seen)
+    elif isinstance(thing, (staticmethod, classmethod)) or inspect.ismethod(thing):
+        describe(thing.__func__, parts, seen)
+    elif isinstance(thing, FunctionType):
+        parts.append(source(thing))
+        cells = [cell.cell_contents for cell in thing.__closure__ or () if has_content(cell)]
+        describe((thing.__defaults__, *(thing.__kwdefaults__ or {}).items(), *cells), parts, seen)
+        for name in names(thing.__code__):
+            used = thing.__globals__.get(name)
+            if isinstance(used, (FunctionType, type)) and used.__module__ == thing.__module__:
+                describe(used, parts, seen)
+    elif isinstance(thing, type):
+        if thing.__module__.split(".")[0] in ("builtins", "torch", "fedcluster"):
+            parts.append(f"{thing.__module__}:{thing.__qualname__}")
+            return
+        parts.append(source(thing))
+        for value in (*thing.__bases__, *vars(thing).values()):
+            if isinstance(value, (FunctionType, type, staticmethod, classmethod)):
+                describe(value, parts, seen)
+    elif isinstance(thing, nn.Module):
+        parts.append(repr(thing))
+        for module in thing.modules():
+            describe(type(module), parts, seen)
+    elif thing is None or isinstance(thing, (bool, int, float, complex, str, bytes)):
+        parts.append(repr(thing))
+    else:
+        describe(type(thing), parts, seen)
+
+
+def source(thing: Any) -> str:
+    try:
+        return inspect.getsource(thing)
+    except (OSError, TypeError):
+        return compiled(thing.__code__) if isinstance(thing, FunctionType) else str(thing.__qualname__)
+
+
+def compiled(code: CodeType) -> str:
+    constants = [compiled(one) if isinstance(one, CodeType) else plain(one) for one in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+
+def plain(constant: Any) -> str:
+    return str(sorted(map(repr, constant))) if isinstance(constant, frozenset) else repr(constant)
+
+
+def names(code: CodeType) -> list[str]:
+    """All names that the code looks up, also in functions inside it."""
+    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in names(one)]
+    return [*code.co_names, *inner]
+
+
+def has_content(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:  # not filled yet
+        return False
