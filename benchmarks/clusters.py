@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcluster import anticluster, clusters, fleet
-from fedcluster.dataset import Dataset
+from fedcluster.analysis.heterogeneity import split
+from fedcluster.data.dataset import Dataset
 from fedcluster.experiment import Clusters, Fleet
-from fedcluster.heterogeneity import split
+from fedcluster.fleet import fleet
+from fedcluster.fleet.clustering import anticlustering as anticluster
+from fedcluster.fleet.clustering import clusters
 
 HERE = Path(__file__).parent
 

@@ -25,11 +25,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 import fedcluster
-from fedcluster import fleet, prepare, sources
-from fedcluster.display import Display
-from fedcluster.executor import InProcess
+from fedcluster.data import sources
+from fedcluster.fleet import fleet
 from fedcluster.flower import certificates
 from fedcluster.flower.superlink import QUIET, free_port
+from fedcluster.runs.progress import Display
+from fedcluster.training import setup as prepare
+from fedcluster.training.executors.in_process import InProcess
 
 EXPERIMENT = fedcluster.Experiment(
     rounds=5,

@@ -4,13 +4,13 @@ import argparse
 import json
 
 from fedcluster.allocator import keep_memory
-from fedcluster.display import Display
 from fedcluster.experiment import Experiment
-from fedcluster.ledger import Ledger
-from fedcluster.prepare import prepare, spread
-from fedcluster.record import Recorder
-from fedcluster.training import repeatable, train
-from fedcluster.workers import Workers, cores
+from fedcluster.runs.ledger import Ledger
+from fedcluster.runs.metrics import Recorder
+from fedcluster.runs.progress import Display
+from fedcluster.training.executors.processes import Workers, cores
+from fedcluster.training.loop import repeatable, train
+from fedcluster.training.setup import prepare, spread
 
 WARM_UP = 1  # round in which workers trace their gradients
 

@@ -16,9 +16,11 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from fedcluster import clusters, fleet_file, traces, world
 from fedcluster.experiment import Clusters
-from fedcluster.fleet import Fleet, Ints
+from fedcluster.fleet import fleet_file, traces
+from fedcluster.fleet import synthetic as world
+from fedcluster.fleet.clustering import clusters
+from fedcluster.fleet.fleet import Fleet, Ints
 
 HERE = Path(__file__).parent
 DEVICES, COUNT, DAY = 1_000_000, 24, "2026-01-01"

@@ -24,9 +24,10 @@ def memory() -> float:
 def one(devices: int, updates: int) -> None:
     """In a process of its own, so that memory can be told apart."""
     import fedcluster
-    from fedcluster import prepare, sources
     from fedcluster.allocator import keep_memory
-    from fedcluster.display import Display
+    from fedcluster.data import sources
+    from fedcluster.runs.progress import Display
+    from fedcluster.training import setup as prepare
 
     keep_memory()
     sources.open_dataset("digits")

@@ -10,10 +10,10 @@ import time
 import torch
 from torch import nn
 
-from fedcluster import chain
 from fedcluster.allocator import keep_memory
-from fedcluster.dataset import Dataset
-from fedcluster.learner import Learner
+from fedcluster.data.dataset import Dataset
+from fedcluster.models.flat_model import Learner
+from fedcluster.models.kernels import network as chain
 
 WIDTHS, BATCHES, INPUTS, CLASSES = (200, 512, 1000, 1024, 1500, 2048), (10, 30, 256), 784, 10
 

@@ -9,24 +9,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedcluster.comparison import compare as compare
-    from fedcluster.dataset import Dataset as Dataset
+    from fedcluster.analysis.compare import compare as compare
+    from fedcluster.data.dataset import Dataset as Dataset
     from fedcluster.errors import FedClusterError as FedClusterError
     from fedcluster.experiment import Experiment as Experiment
     from fedcluster.experiment import load as load
-    from fedcluster.training import Result as Result
-    from fedcluster.training import run as run
+    from fedcluster.training.loop import Result as Result
+    from fedcluster.training.loop import run as run
 
 __version__ = "0.2.0"
 
 HOME = {
-    "Dataset": "dataset",
+    "Dataset": "data.dataset",
     "Experiment": "experiment",
     "FedClusterError": "errors",
-    "Result": "training",
-    "compare": "comparison",
+    "Result": "training.loop",
+    "compare": "analysis.compare",
     "load": "experiment",
-    "run": "training",
+    "run": "training.loop",
 }
 
 __all__ = ["Dataset", "Experiment", "FedClusterError", "Result", "compare", "load", "run"]

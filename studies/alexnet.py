@@ -15,12 +15,12 @@ from pathlib import Path
 
 from running import run
 
+from fedcluster.analysis.jobs import Job
+from fedcluster.analysis.paper import drawing, table
+from fedcluster.analysis.paper.figures import FEDAVG, FEDCLUSTER, Curve, Panel, experiment, panels, rate
+from fedcluster.analysis.paper.reproduce import job
 from fedcluster.files import write_atomically
-from fedcluster.jobs import Job
-from fedcluster.paper import drawing, table
-from fedcluster.paper.figures import FEDAVG, FEDCLUSTER, Curve, Panel, experiment, panels, rate
-from fedcluster.paper.reproduce import job
-from fedcluster.record import Line, read_lines
+from fedcluster.runs.metrics import Line, read_lines
 
 ROOT = Path(__file__).parent.parent
 CURVES = (FEDAVG, FEDCLUSTER)

@@ -20,12 +20,12 @@ from typing import Any
 
 from running import run
 
+from fedcluster.analysis.jobs import Job
+from fedcluster.analysis.plots import canvas, save
+from fedcluster.analysis.tuning import best, missing, rate
 from fedcluster.errors import Diverged
 from fedcluster.experiment import ALGORITHMS, Experiment
-from fedcluster.jobs import Job
-from fedcluster.plots import canvas, save
-from fedcluster.tuning import best, missing, rate
-from fedcluster.workers import cores
+from fedcluster.training.executors.processes import cores
 
 ROOT = Path(__file__).parent.parent
 ROUNDS, SEEDS, TUNING_SEED = 20, (0, 1, 2), 1_000_003

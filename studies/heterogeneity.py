@@ -25,19 +25,21 @@ from typing import Any
 from running import run
 from scipy import stats
 
-from fedcluster import clusters, fleet, sources
 from fedcluster.allocator import keep_memory
-from fedcluster.display import Display, suited
+from fedcluster.analysis.jobs import Job
+from fedcluster.analysis.paper.claims import interval, rounds_to
+from fedcluster.analysis.plots import canvas, save
+from fedcluster.data import sources
 from fedcluster.errors import Diverged
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
-from fedcluster.jobs import Job
-from fedcluster.paper.claims import interval, rounds_to
-from fedcluster.plots import canvas, save
-from fedcluster.prepare import beginner
-from fedcluster.sketches import COPIES, estimated
-from fedcluster.survey import gradient_sketches
-from fedcluster.workers import cores
+from fedcluster.fleet import fleet
+from fedcluster.fleet.clustering import clusters
+from fedcluster.runs.progress import Display, suited
+from fedcluster.training.executors.processes import cores
+from fedcluster.training.setup import beginner
+from fedcluster.training.sketches import COPIES, estimated
+from fedcluster.training.survey import gradient_sketches
 
 ROOT = Path(__file__).parent.parent
 SEEDS, TUNING_SEED, RHOS = (0, 1, 2, 3, 4), 1_000_003, (0.5, 0.9)

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedcluster.display import stages
+from fedcluster.analysis.jobs import Job, run_all
 from fedcluster.errors import Diverged
-from fedcluster.jobs import Job, run_all
-from fedcluster.record import Line
+from fedcluster.runs.metrics import Line
+from fedcluster.runs.progress import stages
 
 
 def run(

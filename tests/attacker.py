@@ -19,10 +19,10 @@ from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
 from fedcluster.flower.certificates import private_key
-from fedcluster.flower.client import client_app
+from fedcluster.flower.client_app import client_app
 from fedcluster.flower.device import Identity
+from fedcluster.flower.messages import pack, unpack
 from fedcluster.flower.node import AGAIN, PAUSE, Line, connected
-from fedcluster.flower.wire import pack, unpack
 
 earlier: list[RecordDict] = []
 

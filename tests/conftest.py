@@ -87,7 +87,7 @@ def cli(tmp_path: Path) -> Run:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
     """The same command in this process, without the seconds that imports take: exit code, output, errors."""
-    from fedcluster.cli import app
+    from fedcluster.cli.main import app
 
     monkeypatch.chdir(tmp_path)
 

@@ -12,7 +12,8 @@ from typing import Any, Self
 import numpy as np
 
 import fedcluster
-from fedcluster import fleet, sources
+from fedcluster.data import sources
+from fedcluster.fleet import fleet
 from fedcluster.flower import certificates
 from fedcluster.flower.superlink import free_port
 from tests.conftest import until as until

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import fedcluster
-from fedcluster.display import Display
+from fedcluster.runs.progress import Display
 
 FILE = Path(__file__).with_name("golden.json")
 TOLERANCE = 1e-3  # of a loss, relative

@@ -10,7 +10,7 @@ fedcluster.__version__ = "9.9.9"
 
 from fedcluster.flower import node  # noqa: E402
 from fedcluster.flower.device import Device, Identity  # noqa: E402
-from fedcluster.flower.roster import Registration  # noqa: E402
+from fedcluster.flower.registry import Registration  # noqa: E402
 
 
 class Later(Registration):

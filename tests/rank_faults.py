@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from fedcluster import compiled
 from fedcluster.algorithms import FedAvg
-from fedcluster.learner import Learner
-from fedcluster.local import Batches
-from fedcluster.models import Logistic
+from fedcluster.models.flat_model import Learner
+from fedcluster.models.kernels import library as compiled
+from fedcluster.models.local_sgd import Batches
+from fedcluster.models.zoo import Logistic
 from fedcluster.state import Message
 
 

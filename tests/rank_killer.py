@@ -8,10 +8,11 @@ import os
 import signal
 from pathlib import Path
 
-from fedcluster import checkpoint, record
 from fedcluster.algorithms.scaffold import Scaffold
-from fedcluster.learner import Learner
-from fedcluster.local import Batches
+from fedcluster.models.flat_model import Learner
+from fedcluster.models.local_sgd import Batches
+from fedcluster.runs import checkpoint
+from fedcluster.runs import metrics as record
 from fedcluster.state import Message
 
 RESTARTS = os.environ.get("TORCHELASTIC_RESTART_COUNT")  # None outside torchrun

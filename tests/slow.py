@@ -3,8 +3,8 @@
 import time
 
 from fedcluster.algorithms import FedAvg
-from fedcluster.learner import Learner
-from fedcluster.local import Batches
+from fedcluster.models.flat_model import Learner
+from fedcluster.models.local_sgd import Batches
 from fedcluster.state import Message
 
 

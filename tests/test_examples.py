@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedcluster import run
-from fedcluster.display import Display
+from fedcluster.runs.progress import Display
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("own_*.py"))
 

@@ -20,8 +20,8 @@ from typing import TypeAlias
 import numpy as np
 
 import fedcluster
-from fedcluster.display import Display
 from fedcluster.flower import certificates
+from fedcluster.runs.progress import Display
 from tests.federation import Federation, kill, until
 from torture.hostile import Hostile, Rng
 

@@ -21,7 +21,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedcluster.flower.certificates import private_key
-from fedcluster.flower.gate import FLEET, PATHS
+from fedcluster.flower.proxy import FLEET, PATHS
 
 Rng = np.random.Generator
 CONNECTIONS = 200  # of one act

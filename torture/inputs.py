@@ -299,7 +299,7 @@ def run(words: list[str], files: dict[str, bytes], folder: Path) -> tuple[int, s
 
 
 def command(words: list[str]) -> int:
-    from fedcluster.cli import app
+    from fedcluster.cli.main import app
 
     try:
         app(words)
@@ -312,8 +312,8 @@ def inputs(seed: int, seconds: float) -> dict[str, int]:
     """Mutated inputs for so long; how many there were, and how they ended."""
     import torch
 
-    import fedcluster.plan
-    import fedcluster.training  # noqa: F401  loaded once, before the forks
+    import fedcluster.analysis.plan
+    import fedcluster.training.loop  # noqa: F401  loaded once, before the forks
 
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()

@@ -27,9 +27,10 @@ import torch
 import typer
 
 import fedcluster
-from fedcluster import record, workers
-from fedcluster.display import Display, Spoken
-from fedcluster.shell import plainly
+from fedcluster.cli.common import plainly
+from fedcluster.runs import metrics as record
+from fedcluster.runs.progress import Display, Spoken
+from fedcluster.training.executors import processes as workers
 
 KEYS: dict[str, Any] = {
     "rounds": 12,

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 import fedcluster
-from fedcluster import fleet, sources
+from fedcluster.data import sources
+from fedcluster.fleet import fleet
 
 HERE = Path(__file__).resolve().parent
 ZONES = [

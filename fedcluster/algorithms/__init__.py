@@ -24,7 +24,7 @@ from fedcluster.algorithms.fedsvrg import FedSvrg
 from fedcluster.algorithms.mime import Mime, MimeLite
 from fedcluster.algorithms.pr_spider import PRSpider
 from fedcluster.algorithms.scaffold import Scaffold
-from fedcluster.algorithms.server import ServerOptimizer
+from fedcluster.algorithms.server_optimizers import ServerOptimizer
 from fedcluster.algorithms.vrl_sgd import VrlSgd
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Local, Server, found

@@ -6,9 +6,9 @@ It runs as a fleet of one device, which keeps the optimizer's moments from round
 from torch import Tensor
 
 from fedcluster.algorithms.fedavg import FedAvg
-from fedcluster.learner import Learner
-from fedcluster.local import Batches, descend
-from fedcluster.optimizers import no_moments, optimizer
+from fedcluster.models.flat_model import Learner
+from fedcluster.models.local_sgd import Batches, descend
+from fedcluster.models.optimizers import no_moments, optimizer
 from fedcluster.state import Message
 
 

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedcluster.accept import Accepted
-from fedcluster.aggregate import average
+from fedcluster.algorithms.aggregation.mean import average
 from fedcluster.experiment import Local
-from fedcluster.learner import Learner, Objective, cross_entropy
-from fedcluster.local import Batches, Correct, descend
-from fedcluster.schedule import Cycle
+from fedcluster.fleet.schedule import Cycle
+from fedcluster.models.flat_model import Learner, Objective, cross_entropy
+from fedcluster.models.local_sgd import Batches, Correct, descend
 from fedcluster.state import Message, State
+from fedcluster.training.acceptance import Accepted
 
 
 class FedAvg:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedcluster.algorithms.fedavg import FedAvg
-from fedcluster.learner import Learner
-from fedcluster.local import Batches, descend, full_gradient
-from fedcluster.schedule import Cycle
+from fedcluster.fleet.schedule import Cycle
+from fedcluster.models.flat_model import Learner
+from fedcluster.models.local_sgd import Batches, descend, full_gradient
 from fedcluster.state import Message, State
 
 

@@ -18,12 +18,12 @@ from dataclasses import replace
 
 import torch
 
-from fedcluster.accept import Accepted
-from fedcluster.aggregate import average
+from fedcluster.algorithms.aggregation.mean import average
 from fedcluster.algorithms.fedavg import FedAvg
-from fedcluster.local import steps_of
-from fedcluster.schedule import Cycle
+from fedcluster.fleet.schedule import Cycle
+from fedcluster.models.local_sgd import steps_of
 from fedcluster.state import Message, State
+from fedcluster.training.acceptance import Accepted
 
 
 class FedNova(FedAvg):

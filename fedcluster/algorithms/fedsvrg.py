@@ -10,9 +10,9 @@ descends around:
 from torch import Tensor
 
 from fedcluster.algorithms.fedavg import FedAvg
-from fedcluster.algorithms.gradient import PooledGradient
-from fedcluster.learner import Learner
-from fedcluster.local import Batches, descend
+from fedcluster.algorithms.pooled_gradient import PooledGradient
+from fedcluster.models.flat_model import Learner
+from fedcluster.models.local_sgd import Batches, descend
 from fedcluster.state import Message, State
 
 

@@ -14,8 +14,8 @@ another cluster's, whose gradient v would not be.
 from torch import Tensor
 
 from fedcluster.algorithms.fedsvrg import FedSvrg
-from fedcluster.learner import Learner
-from fedcluster.local import Batches, descend
+from fedcluster.models.flat_model import Learner
+from fedcluster.models.local_sgd import Batches, descend
 from fedcluster.state import Message
 
 

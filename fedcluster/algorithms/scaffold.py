@@ -26,13 +26,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcluster.accept import Accepted
-from fedcluster.aggregate import average_and_total
+from fedcluster.algorithms.aggregation.mean import average_and_total
 from fedcluster.algorithms.fedavg import FedAvg
-from fedcluster.learner import Learner
-from fedcluster.local import Batches, descend, full_gradient
-from fedcluster.schedule import Cycle
+from fedcluster.fleet.schedule import Cycle
+from fedcluster.models.flat_model import Learner
+from fedcluster.models.local_sgd import Batches, descend, full_gradient
 from fedcluster.state import Message, State
+from fedcluster.training.acceptance import Accepted
 
 
 class Scaffold(FedAvg):

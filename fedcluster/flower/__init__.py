@@ -10,11 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedcluster.flower.client import client_app as client_app
+    from fedcluster.flower.client_app import client_app as client_app
     from fedcluster.flower.server import server_app as server_app
     from fedcluster.flower.strategy import FedCluster as FedCluster
 
-HOME = {"client_app": "client", "server_app": "server", "FedCluster": "strategy"}
+HOME = {"client_app": "client_app", "server_app": "server", "FedCluster": "strategy"}
 
 __all__ = ["FedCluster", "client_app", "server_app"]
 

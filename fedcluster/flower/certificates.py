@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fedcluster.errors import BadData
-from fedcluster.flower.roster import NAME
+from fedcluster.flower.registry import NAME
 
 CURVE = ec.SECP384R1()
 VALID = timedelta(days=365)

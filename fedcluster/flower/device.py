@@ -16,16 +16,19 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from pydantic import ValidationError
 
-from fedcluster import algorithms, fleet, models, sources
-from fedcluster.dataset import Dataset
+from fedcluster import algorithms
+from fedcluster.data import sources
+from fedcluster.data.dataset import Dataset
 from fedcluster.errors import BadData, BadExperiment
-from fedcluster.executor import InProcess
 from fedcluster.experiment import Local, Model, load
-from fedcluster.fleet import Fleet, Ints
-from fedcluster.flower.roster import NAME, Registration
-from fedcluster.flower.wire import Unreadable, pack_tensors, unpack_tensors
-from fedcluster.learner import Learner
+from fedcluster.fleet import fleet
+from fedcluster.fleet.fleet import Fleet, Ints
+from fedcluster.flower.messages import Unreadable, pack_tensors, unpack_tensors
+from fedcluster.flower.registry import NAME, Registration
+from fedcluster.models import zoo as models
+from fedcluster.models.flat_model import Learner
 from fedcluster.state import Message
+from fedcluster.training.executors.in_process import InProcess
 
 KEPT = "fedcluster.kept"
 HELD = "fedcluster.held"

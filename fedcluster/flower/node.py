@@ -40,8 +40,8 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedcluster.errors import BadData, BadExperiment, LostServer
 from fedcluster.flower.device import Identity
-from fedcluster.flower.post import printable
-from fedcluster.flower.wire import refusal
+from fedcluster.flower.messages import refusal
+from fedcluster.flower.transport import printable
 
 PAUSE = 0.1  # seconds between two questions whether there is a message; the gate answers when there is one
 HEARTBEAT = 10.0  # seconds that we promise; the SuperLink gives a node up after two of them
@@ -68,7 +68,7 @@ def join(
 ) -> None:
     """Serve until interrupted. A server that goes and comes back finds us again, with all that we keep; one that we
     have never met is not waited for for ever."""
-    from fedcluster.flower.client import client_app, device
+    from fedcluster.flower.client_app import client_app, device
 
     host, port = address
     server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -13,21 +13,21 @@ import httpx
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedcluster.display import Display, suited
 from fedcluster.errors import BadExperiment, BadRun, LostServer
 from fedcluster.experiment import Experiment, load
 from fedcluster.flower.certificates import check_server, public_keys
-from fedcluster.flower.cohorts import Presence
-from fedcluster.flower.gate import Gate
+from fedcluster.flower.executor import Presence
 from fedcluster.flower.listener import raise_descriptor_limit
-from fedcluster.flower.patience import Patience
-from fedcluster.flower.post import Bell
-from fedcluster.flower.prepare import Terms, check_updates, connected, prepare
-from fedcluster.flower.roster import LiveSchedule, Roster
-from fedcluster.folder import Folder, fresh
-from fedcluster.ledger import size
-from fedcluster.prepare import unequal_clusters
-from fedcluster.training import Result, banner, begin, finish, finished, keep_budget, repeatable, train
+from fedcluster.flower.proxy import Gate
+from fedcluster.flower.registry import LiveSchedule, Roster
+from fedcluster.flower.retry import Patience
+from fedcluster.flower.setup import Terms, check_updates, connected, prepare
+from fedcluster.flower.transport import Bell
+from fedcluster.runs.directory import Folder, fresh
+from fedcluster.runs.ledger import size
+from fedcluster.runs.progress import Display, suited
+from fedcluster.training.loop import Result, banner, begin, finish, finished, keep_budget, repeatable, train
+from fedcluster.training.setup import unequal_clusters
 
 ENVELOPE = 2**16  # bytes of a reply besides its tensors
 GATHER = 0.5  # seconds between two looks for devices

@@ -23,17 +23,17 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.lib import format as npy
 
-from fedcluster.accept import Accepted, Update, accept
-from fedcluster.clusters import Clusters
 from fedcluster.experiment import CLAIM_CAP, NORM_BOUND
 from fedcluster.experiment import Clusters as Options
-from fedcluster.fleet import Fleet
-from fedcluster.flower.post import KINDS, Post
-from fedcluster.flower.roster import elsewhere
-from fedcluster.flower.wire import Unreadable
-from fedcluster.norms import lower_median, most, remember, squares, too_far
-from fedcluster.schedule import Cycle, Schedule
+from fedcluster.fleet.clustering.clusters import Clusters
+from fedcluster.fleet.fleet import Fleet
+from fedcluster.fleet.schedule import Cycle, Schedule
+from fedcluster.flower.messages import Unreadable
+from fedcluster.flower.registry import elsewhere
+from fedcluster.flower.transport import KINDS, Post
 from fedcluster.state import Message as Tensors
+from fedcluster.training.acceptance import Accepted, Update, accept
+from fedcluster.training.norm_bound import lower_median, most, remember, squares, too_far
 
 ARRAYS = KINDS | {"ArrayRecord", "Array", "ArrayChunk", "MetricRecord"}
 ROOM = 2**20  # bytes of a reply besides its arrays

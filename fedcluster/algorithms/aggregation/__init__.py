@@ -1,0 +1,1 @@
+"""Aggregation: how the updates of a cohort become one."""

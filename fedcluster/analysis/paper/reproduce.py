@@ -1,0 +1,221 @@
+"""Every figure of the paper from one command: runs that resume, a picture, the data, and a verdict."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from fedcluster.analysis.jobs import Job, run_all
+from fedcluster.analysis.paper import choices, drawing, table
+from fedcluster.analysis.paper.claims import Histories, Verdict, fair, judge
+from fedcluster.analysis.paper.figures import FEDAVG, FIGURES, TITLES, Curve, Panel, experiment, panels, rate
+from fedcluster.analysis.paper.table import Runs
+from fedcluster.analysis.tuning import best_rates
+from fedcluster.errors import BadExperiment, Diverged
+from fedcluster.experiment import Experiment, parse, read
+from fedcluster.files import write_atomically
+from fedcluster.runs.metrics import Line, read_lines
+from fedcluster.runs.progress import Display, Progress, duration
+from fedcluster.training.executors.in_process import InProcess
+from fedcluster.training.loop import repeatable
+from fedcluster.training.setup import prepare
+
+
+class Settings(NamedTuple):
+    """What figures must have in common to be judged together."""
+
+    scale: str
+    lr: str
+    seeds: int
+
+    def __str__(self) -> str:
+        model = choices.SCALES[self.scale].model
+        seeds = f"{self.seeds} seeds (band: lowest to highest)" if self.seeds > 1 else "one seed"
+        return f"{choices.MODELS.get(model, model)}, {seeds}, {choices.RATES[self.lr]}"
+
+
+def reproduce(
+    figures: list[str],
+    scale: str,
+    rates: str,
+    seeds: int | None,
+    x: str,
+    out: Path,
+    workers: int,
+    progress: Progress,
+    say: Callable[[str], None],
+) -> list[Verdict]:
+    """Run what the figures need, draw each as soon as its data are there, and judge the claims by all figures that
+    `out` has. A run that several figures share is run once; what is finished in `out` is not run again, and a figure
+    whose data are there needs no run."""
+    known = scale in choices.SCALES and rates in choices.RATES and x in drawing.AXES and set(figures) <= set(FIGURES)
+    if not known:
+        raise BadExperiment(
+            f"cannot reproduce {', '.join(figures)} at scale {scale}, rates {rates}, over {x}: figures are "
+            f"{', '.join(FIGURES)} or all, scales {', '.join(choices.SCALES)}, rates {', '.join(choices.RATES)}, "
+            f"axes {', '.join(drawing.AXES)}"
+        )
+    seeds = seeds or choices.SCALES[scale].seeds
+    settings = Settings(scale, rates, seeds)
+    check_folder(out, settings)
+    out.mkdir(parents=True, exist_ok=True)
+    wanted = {figure: panels(figure, scale) for figure in figures}
+    for figure in [figure for figure, found in wanted.items() if not found]:
+        say(f"{figure} is on CIFAR-10, which scale {scale} leaves out")
+        del wanted[figure]
+    data = {figure: out / f"{figure}.csv" for figure in wanted}
+    to_run = {figure: found for figure, found in wanted.items() if not data[figure].exists()}
+    best = tune(to_run, scale, out, workers, progress) if rates == "tuned" else {}
+    jobs = {
+        (panel, curve, seed): job(with_rate(experiment(panel, curve, scale, rates, seed), best.get((panel, curve))))
+        for found in to_run.values()
+        for panel in found
+        for curve in panel.curves
+        for seed in range(seeds)
+    }
+    if jobs:
+        say(forecast(list(jobs.values()), out, workers))
+    verdicts: list[Verdict] = []
+    for figure, found in wanted.items():
+        if figure in to_run:
+            mine = {key: one for key, one in jobs.items() if key[0].figure == figure}
+            write_atomically(data[figure], run_figure(figure, mine, out / "runs", workers, progress, say))
+        else:
+            say(f"{figure} is drawn from {data[figure]}")
+        runs = table.curves(data[figure], found, seeds)
+        verdicts = write_verdicts(out, settings)
+        picture = out / (f"{figure}.png" if x == "rounds" else f"{figure}-{x}.png")
+        drawing.draw(found, runs, x, f"{TITLES[figure]}: {settings}", picture)
+    return verdicts
+
+
+def run_figure(
+    figure: str,
+    jobs: dict[tuple[Panel, Curve, int], Job],
+    out: Path,
+    workers: int,
+    progress: Progress,
+    say: Callable[[str], None],
+) -> str:
+    """The runs of a figure, as its CSV."""
+    histories = run_all(list(jobs.values()), out, workers, lambda done, total: progress(figure, done, total))
+    runs: Runs = {}
+    for (panel, curve, _), one in jobs.items():
+        lines = whole(histories[one.name], out / one.name, curve, say)
+        runs.setdefault((panel, curve), []).append(lines)
+    panels = list(dict.fromkeys(panel for panel, _ in runs))
+    return table.written(panels, runs, lambda panel, curve: jobs[panel, curve, 0].experiment.local.lr)
+
+
+def check_folder(out: Path, settings: Settings) -> None:
+    try:
+        there = json.loads((out / "verdicts.json").read_bytes())
+        same = Settings(there["scale"], there["lr"], there["seeds"]) == settings
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise BadExperiment(f"--out: {out} has figures of another scale, other rates or seeds: choose another folder")
+
+
+def write_verdicts(out: Path, settings: Settings) -> list[Verdict]:
+    """Judge by every figure that is there."""
+    histories: Histories = {}
+    for path in [out / f"{figure}.csv" for figure in FIGURES]:
+        if path.exists():
+            histories |= table.read(path)
+    claims, questions = judge(histories), fair(histories)
+    parts = {"claims": [v.numbers() for v in claims], "questions": [v.numbers() for v in questions]}
+    record = settings._asdict() | parts
+    write_atomically(out / "verdicts.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(out / "verdicts.md", markdown(claims, questions, str(settings)))
+    write_atomically(out / "choices.md", choices.unsaid(*settings))
+    return claims + questions
+
+
+def job(described: Experiment) -> Job:
+    """A run by what it is, so that figures that need the same run share it."""
+    return Job(f"{described.data.name}-{described.digest()[:12]}-seed{described.seed}", described)
+
+
+def with_rate(described: Experiment, lr: float | None) -> Experiment:
+    return described if lr is None else described.with_(**{"local.lr": lr})
+
+
+def tune(
+    wanted: dict[str, list[Panel]], scale: str, out: Path, workers: int, progress: Progress
+) -> dict[tuple[Panel, Curve], float]:
+    """Each curve's best rate, looked for around the paper's for FedAvg, on seeds that are not used again."""
+    curves = [(panel, curve) for found in wanted.values() for panel in found for curve in panel.curves]
+    best = best_rates(
+        {(panel, curve): rate(panel, FEDAVG, "paper") for panel, curve in curves},
+        lambda key, lr, seed: job(with_rate(experiment(*key, scale, "paper", seed), lr)),
+        out / "runs",
+        workers,
+        progress,
+    )
+    return {key: found.lr for key, found in best.items()}
+
+
+def whole(lines: list[Line] | Diverged, folder: Path, curve: Curve, say: Callable[[str], None]) -> list[Line]:
+    """A run's curve. One that diverged has learned nothing: from there on it stands where it began."""
+    if not isinstance(lines, Diverged):
+        return lines
+    say(f"{curve.label} diverged in {folder.name}: {lines}")
+    start = {"round": 0, **json.loads((folder / "run.json").read_bytes())["start"]}
+    done = read_lines(folder / "metrics.jsonl")
+    rounds = parse(read(folder / "experiment.toml"), str(folder))["rounds"]
+    last = done[-1] if done else {}
+    return [start, *done, *(last | start | {"round": j} for j in range(len(done) + 1, rounds + 1))]
+
+
+def forecast(jobs: list[Job], out: Path, workers: int) -> str:
+    """How long what is left will take, from one device's training on each data set."""
+    left = {one.name: one for one in jobs if not (out / "runs" / one.name / "model.safetensors").exists()}
+    seconds, cost = 0.0, dict[tuple[str, str], float]()
+    for one in left.values():
+        described = one.experiment
+        kind = (str(described.data.name), described.local.optimizer)
+        if kind not in cost:
+            cost[kind] = seconds_a_round(described.with_(method="fedcluster"))
+        seconds += cost[kind] * described.rounds
+    return f"{len(left)} runs to do, about {duration(seconds / workers)} on {workers} process{'es' * (workers > 1)}"
+
+
+def seconds_a_round(described: Experiment) -> float:
+    """Of one core: a device's training, after one to warm up, times the devices of a round."""
+    with repeatable():
+        setup = prepare(described, Display())
+        here = setup.executor
+        assert isinstance(here, InProcess)
+        sent = setup.algorithm.broadcast(setup.start)
+        here.train_device(0, (0, 0, 0), sent, None)
+        began = time.perf_counter()
+        here.train_device(0, (0, 0, 1), sent, None)
+        each = time.perf_counter() - began
+        began = time.perf_counter()
+        setup.evaluate(setup.start.model)
+        return each * setup.schedule.cohort_size() + time.perf_counter() - began
+
+
+EXPLAINED = """Lower by: the training loss of what the claim favours, on (geometric) average over the rounds, or what
+the claim names (test errors, the loss after the last round, the rounds to the same loss); with Student's 95 % interval
+over paired seeds.
+"""
+
+
+def markdown(verdicts: list[Verdict], questions: list[Verdict], how: str) -> str:
+    """The claims and what the runs say of them, as a table."""
+    lines = [f"# Verdicts\n\n{how}.\n{EXPLAINED}"]
+    for title, found in (("The paper's claims", verdicts), ("Our own questions", questions)):
+        lines += [
+            f"## {title}\n",
+            "| figure | claim | verdict | lower by | 95 % interval |",
+            "| --- | --- | --- | ---: | ---: |",
+        ]
+        for v in found:
+            lines.append(f"| {v.figure} | {v.claim} | **{v.verdict}** | {' | '.join(v.lower())} |")
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,64 @@
+"""A figure's data as CSV: every point of every curve. Figures are drawn and judged out of these files, so that those
+made one after the other are judged together, and a figure without its runs can be drawn anew."""
+
+import csv
+import io
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from fedcluster.analysis.paper.claims import Histories
+from fedcluster.analysis.paper.figures import Curve, Panel
+from fedcluster.errors import BadData
+from fedcluster.runs.metrics import Line
+
+Runs = dict[tuple[Panel, Curve], list[list[Line]]]
+"""Curves, a list over seeds, each from the start (round 0)."""
+
+NAMES = ("figure", "data", "panel", "curve", "clusters", "lr", "seed")
+COUNTS = ("round", "aggregations", "device_updates", "bytes_up", "bytes_down")
+SCORES = ("train_loss", "test_loss", "test_accuracy")
+
+
+def written(panels: list[Panel], runs: Runs, lr: Callable[[Panel, Curve], float]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*NAMES, *COUNTS, *SCORES])
+    for panel in panels:
+        for curve in panel.curves:
+            name = [panel.figure, panel.data, panel.title, curve.label, curve.clusters, f"{lr(panel, curve):g}"]
+            for seed, lines in enumerate(runs[panel, curve]):
+                for line in lines:
+                    numbers = [line.get(key, 0) for key in COUNTS] + [f"{line[key]:.6g}" for key in SCORES]
+                    writer.writerow([*name, seed, *numbers])
+    return text.getvalue()
+
+
+def read(path: Path) -> Histories:
+    """The curves of a figure, as the claims want them."""
+    found: dict[tuple[str, str, str], dict[int, list[Line]]] = {}
+    try:
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file, strict=True):
+                key = (row["data"], f"{row['figure']} {row['panel']}", row["curve"])
+                line = {name: int(row[name]) for name in COUNTS} | {name: float(row[name]) for name in SCORES}
+                if not all(map(math.isfinite, line.values())):
+                    raise ValueError("a number is not finite")
+                found.setdefault(key, {}).setdefault(int(row["seed"]), []).append(line)
+        lengths = {len(lines) for seeds in found.values() for lines in seeds.values()}
+        if len(lengths) != 1 or len({tuple(seeds) for seeds in found.values()}) != 1:
+            raise ValueError("curves are not whole")
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise BadData(f"{path} is damaged ({error}): delete it, and reproduce {path.stem} again") from None
+    return {key: list(seeds.values()) for key, seeds in found.items()}
+
+
+def curves(path: Path, panels: list[Panel], seeds: int) -> Runs:
+    """The same, as the drawing wants them: just these panels, whole."""
+    found = read(path)
+    names = {
+        (panel.data, f"{panel.figure} {panel.title}", c.label): (panel, c) for panel in panels for c in panel.curves
+    }
+    if found.keys() != names.keys() or any(len(runs) != seeds for runs in found.values()):
+        raise BadData(f"{path} has other curves or seeds: delete it, and reproduce {path.stem} again")
+    return {names[key]: runs for key, runs in found.items()}

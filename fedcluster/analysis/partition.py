@@ -1,0 +1,110 @@
+"""What the fleet and the clusters look like, before anything is trained."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcluster.analysis.plots import canvas, heat, save
+from fedcluster.data import sources
+from fedcluster.experiment import Experiment
+from fedcluster.files import write_atomically
+from fedcluster.fleet import fleet
+from fedcluster.fleet.clustering import clusters
+from fedcluster.fleet.fleet import Ints
+from fedcluster.runs.progress import Display
+from fedcluster.training.setup import group
+
+SHOWN = 2000  # devices in the picture; a larger fleet is shown by an even sample of it
+
+
+@dataclass(frozen=True)
+class Portrait:
+    """`mix[k, c]` is how many samples of class c device k holds."""
+
+    fleet: fleet.Fleet
+    clusters: clusters.Clusters
+    mix: NDArray[np.int64]
+
+    def cluster_mix(self) -> NDArray[np.float64]:
+        """Share of each class in the samples of each cluster."""
+        totals = np.array([self.mix[members].sum(axis=0) for members in self.clusters.members])
+        shares: NDArray[np.float64] = totals / totals.sum(axis=1, keepdims=True)
+        return shares
+
+    def name(self, k: int) -> str:
+        return str(self.fleet.names[k]) if self.fleet.names is not None else str(k)
+
+
+def portray(experiment: Experiment, display: Display) -> Portrait:
+    dataset = sources.open_dataset(experiment.data.name, display.say)
+    everyone = fleet.build(experiment.fleet, dataset, experiment.seed, experiment.accept.cap(claimed=False))
+    groups = group(experiment, dataset, everyone, display)
+    mix = np.array([everyone.mix(k) for k in display.track(range(len(everyone)), "drawing the fleet", "devices")])
+    return Portrait(everyone, groups, mix)
+
+
+def write(portrait: Portrait, out: Path) -> list[Path]:
+    """devices.csv (everything per device), clusters.csv (taken back by clusters.method = "file"), the picture."""
+    out.mkdir(parents=True, exist_ok=True)
+    devices, weights = portrait.fleet, portrait.fleet.weights
+    assignment = in_words(portrait.clusters.assignment)
+    classes = [f"class_{c}" for c in range(portrait.mix.shape[1])]
+    rows = [
+        [portrait.name(k), assignment[k], devices.sizes[k], weights[k], devices.major_class[k], *portrait.mix[k]]
+        for k in range(len(devices))
+    ]
+    table(out / "devices.csv", ["device", "cluster", "samples", "p_k", "major_class", *classes], rows)
+    clusters_table(out / "clusters.csv", portrait.clusters, [row[0] for row in rows])
+    picture(portrait, out / "partition.png")
+    return [out / name for name in ("devices.csv", "clusters.csv", "partition.png")]
+
+
+def clusters_table(path: Path, groups: clusters.Clusters, names: list[Any]) -> None:
+    """What clusters.method = "file" takes back."""
+    columns = [groups.assignment] if groups.second is None else [groups.assignment, groups.second]
+    header = ["device", "cluster", "second"][: len(columns) + 1]
+    table(path, header, zip(names, *map(in_words, columns), strict=True))
+
+
+def in_words(assignment: Ints) -> list[str]:
+    """Numbers of clusters, or none."""
+    words = [*map(str, range(int(assignment.max()) + 1)), "none"]  # the last is at -1
+    return [words[cluster] for cluster in assignment.tolist()]
+
+
+def table(path: Path, header: list[str], rows: Iterable[Sequence[Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue())
+
+
+def picture(portrait: Portrait, path: Path) -> None:
+    """Class mix of devices and of clusters, and the weights p_k and q_K."""
+    figure, (left, middle, sizes, right) = canvas(4, 16, 4.2)
+    everyone, groups = portrait.fleet, portrait.clusters
+    shown = np.linspace(0, len(everyone) - 1, min(SHOWN, len(everyone))).astype(int)
+    shown = shown[np.argsort(everyone.major_class[shown], kind="stable")]
+    heat(left, portrait.mix[shown] / portrait.mix[shown].sum(axis=1, keepdims=True), "share of the device's samples")
+    left.set(title="devices, by major class", xlabel="class", ylabel=f"{len(shown):,} of {len(everyone):,} devices")
+    heat(middle, portrait.cluster_mix(), "share of the cluster's samples")
+    middle.set(title="clusters", xlabel="class", ylabel="cluster")
+    sizes.hist(everyone.weights, bins=min(40, max(1, len(np.unique(everyone.sizes)))), color="#0072B2")
+    sizes.axvline(1 / len(everyone), color="#5A5A5A", lw=1, ls="--")
+    sizes.set(title="weight of each device", xlabel="$p_k$ (dashed: equal weights)", ylabel="devices")
+    right.bar(range(groups.count), groups.weights(everyone), color="#0072B2")
+    right.axhline(1 / groups.count, color="#5A5A5A", lw=1, ls="--")
+    right.set(title="weight of each cluster", xlabel="cluster", ylabel="$q_K$ (dashed: equal weights)")
+    for ax in (left, middle):
+        ax.set_xticks(range(portrait.mix.shape[1]) if portrait.mix.shape[1] <= 20 else [])
+    if groups.count <= 20:
+        middle.set_yticks(range(groups.count))
+        right.set_xticks(range(groups.count))
+    save(figure, path)

@@ -1,0 +1,153 @@
+"""The timetable before training: who is free when, and which slot or band they got. It needs a fleet, but no data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import coo_array
+
+from fedcluster.analysis.partition import clusters_table
+from fedcluster.analysis.plots import canvas, save
+from fedcluster.errors import BadExperiment
+from fedcluster.experiment import Clusters as Options
+from fedcluster.experiment import Experiment
+from fedcluster.experiment import Fleet as FleetOptions
+from fedcluster.fleet.clustering import clusters
+from fedcluster.fleet.fleet import Fleet, Floats, Ints, described
+from fedcluster.fleet.timezones import DAY
+from fedcluster.rng import stream
+
+BINS = 96  # quarters of an hour in the picture
+NIGHT = (22.0, 6.0)  # by the clock on the wall, where no trace says when devices are free
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """`free[K, b]` is the share of cluster K's devices that are free in quarter b of the day (UTC), over the days of
+    their traces. Cluster K has the hours `slots[K]`, and `coverage[K]` is the share of device days on which a device is
+    free long enough in them. Without a trace, `free` says for whom it is night, and there are no slots."""
+
+    fleet: Fleet
+    clusters: clusters.Clusters
+    free: Floats
+    slots: Floats | None = None
+    coverage: Floats | None = None
+
+    @property
+    def inequality(self) -> str | None:
+        """What follows from clusters of unequal weight; without a column samples, all devices weigh the same."""
+        return self.clusters.inequality(self.fleet, "devices" if self.fleet.known.samples is None else "samples")
+
+    @property
+    def offsets(self) -> list[tuple[float, float] | None]:
+        """The first and the last UTC offset of each band."""
+        if self.slots is not None:
+            return [None] * self.clusters.count
+        ahead = clusters.utc_offset(self.fleet)
+        midnights = [np.unique(np.mod(-ahead[members], 24)) for members in self.clusters.members]
+        return [ends_of(there) for there in midnights]
+
+
+def ends_of(midnights: Floats) -> tuple[float, float]:
+    """The ends of an arc on the circle of 24 hours, which does not hold its widest gap, as UTC offsets."""
+    gap = int(np.diff(midnights, append=midnights[0] + 24).argmax())
+    first, last = midnights[(gap + 1) % len(midnights)], midnights[gap]
+    return tuple(float(-x if x <= 12 else 24 - x) for x in (first, last))  # type: ignore[return-value]
+
+
+def plan(
+    path: Path,
+    availability: Path | None,
+    count: int,
+    soft: bool = False,
+    seed: int = 0,
+    date: str = "2026-01-01",
+    free_seconds: float = 600.0,
+) -> Plan:
+    """The clusters that `clusters.method` "availability" makes of a fleet with a trace, and "timezone" without."""
+    if soft and availability is None:
+        raise BadExperiment("--soft needs --availability: only then is it known in which slots a device is free")
+    trace_path = None if availability is None else str(availability)
+    fleet_options: FleetOptions = options_of("fleet", path=str(path), availability=trace_path, date=date)
+    known = described(fleet_options, seed)
+    trace, columns = known.availability, known.columns()
+    devices = len(trace) if trace is not None else len(next(iter(columns.values())))
+    sizes = known.samples if known.samples is not None else np.ones(devices, np.int64)
+    fleet = Fleet(sizes, np.zeros(devices, np.int32), no_data, no_data, names=known.names, known=known)
+    method = "timezone" if trace is None else "availability"
+    options: Options = options_of("clusters", method=method, count=count, soft=soft, free_seconds=free_seconds)
+    if trace is None:
+        bands = clusters.build(options, fleet, seed)
+        return Plan(fleet, bands, nights(fleet, bands))
+    found = clusters.slotted(fleet, stream(seed, "clusters"), options)
+    groups = clusters.of(clusters.without_gaps(found, soft))
+    free = np.zeros((groups.count, BINS))
+    for part, days in trace.windows(BINS, DAY // BINS, DAY // BINS // 2):
+        free += by_cluster(groups.assignment[part], groups.count, days / trace.rounds(DAY)[part, None])
+    fit = by_cluster(groups.assignment, groups.count, found.share)[np.arange(groups.count), found.used()]
+    members = np.array([len(members) for members in groups.members])
+    hours = found.used()[:, None] * 24 / count + [0, 24 / count]
+    return Plan(fleet, groups, free / members[:, None], hours, fit / members)
+
+
+def options_of(section: str, **keys: Any) -> Any:
+    """Options from the command line, refused in words as those of an experiment are."""
+    return getattr(Experiment(**{section: keys}), section)
+
+
+def no_data(k: int) -> Ints:
+    raise AssertionError("a plan needs no data")
+
+
+def by_cluster(assignment: Ints, count: int, values: Floats) -> Floats:
+    """Sums of the devices' rows over each cluster."""
+    inside = np.flatnonzero(assignment >= 0)
+    ones = np.ones(len(inside))
+    sums: Floats = coo_array((ones, (assignment[inside], inside)), shape=(count, len(assignment))).tocsr() @ values
+    return sums
+
+
+def nights(fleet: Fleet, groups: clusters.Clusters) -> Floats:
+    """For which share of each cluster it is night."""
+    ahead = clusters.utc_offset(fleet)
+    times = (np.arange(BINS) + 0.5) * 24 / BINS
+    shares = []
+    for members in groups.members:
+        offsets, counts = np.unique(ahead[members], return_counts=True)
+        local = np.mod(times[:, None] + offsets, 24)
+        shares.append(((local >= NIGHT[0]) | (local < NIGHT[1])) @ counts / len(members))
+    return np.array(shares)
+
+
+def write(found: Plan, out: Path) -> list[Path]:
+    """clusters.csv (taken back by clusters.method = "file") and the picture."""
+    out.mkdir(parents=True, exist_ok=True)
+    names = found.fleet.names
+    devices = list(range(len(found.fleet))) if names is None else names.tolist()
+    clusters_table(out / "clusters.csv", found.clusters, devices)
+    picture(found, out / "plan.png")
+    return [out / "clusters.csv", out / "plan.png"]
+
+
+def picture(found: Plan, path: Path) -> None:
+    """Clusters over the day: how many of each are free when, the slot they got, and how many they are."""
+    groups = found.clusters
+    figure, (day, sizes) = canvas(2, 11, max(2.6, 0.28 * groups.count + 1.4), widths=(4, 1))
+    image = day.imshow(
+        found.free, aspect="auto", cmap="Blues", vmin=0, vmax=1, extent=(0, 24, groups.count - 0.5, -0.5)
+    )
+    what = "free" if found.slots is not None else f"in the night ({NIGHT[0]:.0f} to {NIGHT[1]:.0f} h local)"
+    figure.colorbar(image, ax=day, label=f"share of the cluster {what}")
+    for cluster, (begin, end) in enumerate(found.slots if found.slots is not None else []):
+        day.plot(
+            [begin, end, end, begin, begin], np.array([-0.5, -0.5, 0.5, 0.5, -0.5]) + cluster, color="#D55E00", lw=1.8
+        )
+    title = "who is free when (orange: the cluster's slot)" if found.slots is not None else "where it is night"
+    day.set(title=title, xlabel="hour of the day, UTC", ylabel="cluster", xticks=range(0, 25, 3))
+    sizes.barh(range(groups.count), [len(members) for members in groups.members], color="#0072B2")
+    sizes.set(title="devices", ylim=(groups.count - 0.5, -0.5))
+    if groups.count <= 40:
+        day.set_yticks(range(groups.count))
+        sizes.set_yticks([])
+    save(figure, path)

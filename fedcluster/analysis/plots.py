@@ -1,0 +1,96 @@
+"""Pictures made from the record. The same colour for the same method everywhere; safe for colour-blind eyes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcluster.files import write_atomically
+from fedcluster.runs.metrics import Line
+
+# Okabe and Ito's palette
+COLOURS = {"fedcluster": "#0072B2", "fedavg": "#D55E00", "centralized": "#5A5A5A", "run": "#0072B2"}
+LABELS = {"fedcluster": "FedCluster", "fedavg": "FedAvg", "centralized": "centralized SGD"}
+
+
+def canvas(columns: int, width: float, height: float, widths: tuple[float, ...] | None = None) -> tuple[Any, Any]:
+    """A figure that belongs to no window and no global state."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
+    axes = figure.subplots(1, columns, squeeze=False, width_ratios=widths)[0]
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def heat(ax: Any, values: Any, label: str) -> None:
+    """A matrix of shares, white to blue."""
+    picture = ax.imshow(values, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+    ax.figure.colorbar(picture, ax=ax, label=label)
+
+
+def save(figure: Any, path: Path) -> None:
+    write_atomically(path, lambda file: figure.savefig(file, format="png"))
+
+
+def log_scale(ax: Any) -> None:
+    """A logarithmic y-axis for what is drawn, with plain numbers at it: few of them where it spans much."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    decades = np.log10(high / low)
+    steps = (1,) if decades > 2.5 else (1, 2, 5) if decades > 0.7 else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    ax.yaxis.set_major_locator(LogLocator(subs=steps))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+# what curves can be drawn over: its label, and its value in a line of metrics
+X: dict[str, tuple[str, Callable[[Line], float]]] = {
+    "rounds": ("learning rounds", lambda line: line["round"]),
+    "aggregations": ("aggregations", lambda line: line.get("aggregations", 0)),
+    "updates": ("device updates", lambda line: line.get("device_updates", 0)),
+    "bytes": ("gigabytes sent and received", lambda line: (line.get("bytes_up", 0) + line.get("bytes_down", 0)) / 1e9),
+    "time": ("simulated hours", lambda line: line.get("simulated_seconds", 0) / 3600),
+}
+
+
+def curves(histories: dict[str, list[list[Line]]], path: Path, title: str = "", x: str = "rounds") -> None:
+    """Training loss (the test's, where training data are elsewhere) and test accuracy over `x`: a line per method, a
+    band over its seeds (lowest to highest).
+
+    Where seeds do not have their rounds at the same x, their curves are joined by straight lines up to where the
+    first of them ends. A method to which nothing happens in x (centralized SGD sends nothing) is left out.
+    """
+    figure, axes = canvas(2, 9.5, 3.8)
+    known = all("train_loss" in line for seeds in histories.values() for lines in seeds for line in lines)
+    loss = ("train_loss", "training loss (cross-entropy)") if known else ("test_loss", "test loss (cross-entropy)")
+    for ax, key, label, scale in (
+        (axes[0], *loss, 1.0),
+        (axes[1], "test_accuracy", "test accuracy (%)", 100.0),
+    ):
+        for method, seeds in histories.items():
+            at = [np.array([X[x][1](line) for line in lines], np.float64) for lines in seeds]
+            there = np.unique(np.concatenate([one[one <= min(other[-1] for other in at)] for one in at]))
+            if there[-1] == 0:
+                continue
+            y = np.array(
+                [np.interp(there, one, [line[key] for line in lines]) for one, lines in zip(at, seeds, strict=True)]
+            )
+            y, colour = y * scale, COLOURS.get(method)
+            ax.plot(there, y.mean(axis=0), color=colour, label=LABELS.get(method, method), lw=1.8)
+            if len(seeds) > 1:
+                ax.fill_between(there, y.min(axis=0), y.max(axis=0), color=colour, alpha=0.2, lw=0)
+        ax.set_xlabel(X[x][0])
+        ax.xaxis.get_major_locator().set_params(integer=x == "rounds")
+        ax.set_ylabel(label)
+        ax.grid(alpha=0.25)
+        if ax is axes[0]:
+            log_scale(ax)
+            if len(histories) > 1:
+                ax.legend(frameon=False)
+    figure.suptitle(title, fontsize=10)
+    save(figure, path)

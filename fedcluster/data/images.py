@@ -1,0 +1,99 @@
+"""Pictures as bytes [rows, channels, height, width], from a table's column or a folder with one folder a class."""
+
+from collections.abc import Collection, Iterator
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from fedcluster.errors import BadData
+from fedcluster.inputs import check_size, read_bytes
+from fedcluster.runs.progress import tracked
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # none of which runs another program
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".pnm"}
+ORIENTATION = 0x0112
+
+
+def stacked(contents: Collection[bytes | Path | None], source: Any) -> NDArray[np.uint8]:
+    """Pictures of one size, each given by the bytes of its file or by the file."""
+    stack: NDArray[np.uint8] | None = None
+    mode = "L"
+    for i, content in enumerate(tracked(contents, "decoding", "pictures")):
+        picture = decoded(content, f"{source}: picture {i}")
+        if stack is None:
+            mode = "RGB" if np.asarray(picture).ndim == 3 else "L"
+            shape = np.asarray(picture.convert(mode)).shape
+            check_size(Path(str(source)), len(contents) * int(np.prod(shape)))
+            stack = np.empty((len(contents), *shape), np.uint8)
+        values = np.asarray(picture.convert(mode))
+        if values.shape != stack.shape[1:]:
+            raise BadData(
+                f"{source}: picture {i} is {values.shape} and the first is {stack.shape[1:]}; bring them to one size"
+            )
+        stack[i] = values
+    if stack is None:
+        raise BadData(f"{source} has no pictures")
+    return np.moveaxis(stack, 3, 1) if stack.ndim == 4 else stack[:, None]
+
+
+def decoded(content: bytes | Path | None, where: str) -> Image.Image:
+    if content is None:
+        raise BadData(f"{where} is missing: the table must hold its bytes")
+    if isinstance(content, Path):
+        where, content = str(content), read_bytes(content, "data.name")
+    try:
+        picture: Image.Image = Image.open(BytesIO(content), formats=FORMATS)
+        picture.load()
+        if picture.getexif().get(ORIENTATION) is not None:
+            picture = ImageOps.exif_transpose(picture)
+        return picture
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged or hostile picture may fail in any way
+        raise BadData(f"{where} cannot be decoded ({str(error)[:120] or type(error).__name__})") from None
+
+
+class Folder:
+    """Pictures in one folder a class, perhaps in folders `train` and `test` of them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        splits = {split: path / split for split in ("train", "test")}
+        self.splits = splits if splits["train"].is_dir() else {"train": path}
+        self.files = {split: list(pictures_in(folder)) for split, folder in self.splits.items()}
+        if not self.files["train"]:
+            raise BadData(
+                f"{path} has neither train.csv nor train.parquet nor a folder of pictures "
+                f"({', '.join(sorted(SUFFIXES))}) for each class"
+            )
+
+    def digest(self) -> str:
+        """A fingerprint of every name and content."""
+        total = sha256()
+        for split, files in self.files.items():
+            for file in files:
+                content = sha256(read_bytes(file, "data.name")).hexdigest()
+                total.update(f"{split}/{file.parent.name}/{file.name}\n{content}\n".encode(errors="surrogateescape"))
+        return total.hexdigest()
+
+    def arrays(self) -> dict[str, Any]:
+        classes = sorted({file.parent.name for files in self.files.values() for file in files})
+        number = {name: k for k, name in enumerate(classes)}
+        found: dict[str, Any] = {}
+        for split, files in self.files.items():
+            found[f"x_{split}"] = stacked(files, self.splits[split])
+            found[f"y_{split}"] = np.array([number[file.parent.name] for file in files])
+        return found
+
+
+def pictures_in(folder: Path) -> Iterator[Path]:
+    if not folder.is_dir():
+        raise BadData(f"{folder} is not a folder of pictures")
+    for path in sorted(folder.glob("*/*"), key=str):
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and not path.parent.name.startswith("."):
+            yield path

@@ -1,0 +1,139 @@
+"""The clock: simulated time, in whole milliseconds from midnight UTC of the fleet's day.
+
+One rule for every method; FedAvg is its case of one cluster. A cycle opens when the one before it is over. Its cohort,
+`over_select` times the devices wanted, is drawn from the whole cluster, free or not: who is asked never depends on the
+time. Every device begins when it is next free, and needs
+
+    download + training + upload = bytes / down  +  steps x batch x seconds_per_sample  +  bytes / up
+
+What is not known of a device takes no time, and without a trace it is always free. It is lost for this cycle when it
+leaves its free time before it is done, or drops out. The cycle is over when as many updates as wanted are in, when
+nobody is left to wait for, or at the deadline; without one, a device that is never free is not waited for. With fewer
+than `min_updates` it fails and the model stays. All of that follows from (seed, round, cycle, time) before anything is
+trained, so that only those who come back need be trained.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedcluster.errors import BadExperiment
+from fedcluster.experiment import Clock as Options
+from fedcluster.experiment import Local
+from fedcluster.fleet.availability import FOREVER
+from fedcluster.fleet.fleet import Fleet, Ints
+from fedcluster.fleet.schedule import Cycle, Schedule
+from fedcluster.models.local_sgd import steps_of
+from fedcluster.rng import stream
+from fedcluster.state import Time
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """How a cycle goes: who `begin` (and download), who come back in time, who are lost, who are late (at it, or not
+    even begun, when it is over), and the time then. In a cycle that fails nobody comes back."""
+
+    begin: Cycle
+    back: Cycle
+    time: Time
+    opened: int = 0
+    lost: Ints | None = None
+    late: Ints | None = None
+    failed: bool = False
+
+
+def everybody(cycle: Cycle, time: Time) -> Turn:
+    """Without a clock: all come back, at no time."""
+    return Turn(cycle, cycle, time)
+
+
+class Clock:
+    """`down` and `up` are the bytes of a device's messages in a turn, over all its exchanges."""
+
+    def __init__(self, options: Options, fleet: Fleet, local: Local, seed: int, down: int, up: int) -> None:
+        self.options, self.fleet, self.local, self.seed, self.down, self.up = options, fleet, local, seed, down, up
+        self.deadline = FOREVER if options.deadline is None else round(options.deadline * 1000)
+
+    def turn(self, cycle: Cycle, time: Time) -> Turn:
+        cohort, opened, trace = cycle.cohort, time.now, self.fleet.known.availability
+        starts = np.full(len(cohort), opened) if trace is None else trace.next_free(cohort, opened)
+        ends = starts + self.work(cycle.round, cohort)
+        leaves = np.full(len(cohort), FOREVER) if trace is None else trace.free_until(cohort, starts)
+        leaves = np.minimum(leaves, self.drop_outs(cycle, starts, ends))
+        lost, never = leaves < ends, starts == FOREVER
+        over = opened + self.deadline
+        if (~lost & ~never).sum() >= cycle.wanted > 0:
+            over = min(over, int(np.sort(ends[~lost & ~never])[cycle.wanted - 1]))
+        elif self.options.deadline is None or not never.any():  # all are back or lost, or nobody will ever come
+            over = min(over, int(np.minimum(leaves, ends)[~never].max(initial=opened)))
+
+        in_time = np.flatnonzero(~lost & ~never & (ends <= over))
+        first = np.sort(in_time[np.argsort(ends[in_time], kind="stable")][: cycle.wanted])
+        lost &= ~never & (leaves <= over)
+        late = ~lost
+        late[first] = False
+        failed = len(first) < self.options.min_updates
+        return Turn(
+            begin=part(cycle, np.flatnonzero(starts < max(over, opened + 1))),
+            back=part(cycle, first[:0] if failed else first),
+            time=replace(
+                time,
+                now=over,
+                idle=time.idle + over - opened - busy(starts, np.minimum(np.minimum(leaves, ends), over)),
+                dropped=time.dropped + int(lost.sum()),
+                late=time.late + int(late.sum()),
+                failed=time.failed + failed,
+            ),
+            opened=opened,
+            lost=cohort[lost],
+            late=cohort[late],
+            failed=failed,
+        )
+
+    def work(self, round: int, cohort: Ints) -> Ints:
+        """Milliseconds that each device of the cohort needs for its turn."""
+        known, sizes = self.fleet.known, self.fleet.sizes[cohort]
+        seconds = np.zeros(len(cohort))
+        if known.down_mbps is not None:
+            seconds += self.down * 8e-6 / known.down_mbps[cohort]
+        if known.up_mbps is not None:
+            seconds += self.up * 8e-6 / known.up_mbps[cohort]
+        if known.seconds_per_sample is not None:
+            steps = np.array([steps_of(self.local, self.seed, round, device) for device in cohort.tolist()])
+            batch = sizes if self.local.batch == "full" else self.local.batch
+            seconds += steps * batch * known.seconds_per_sample[cohort]
+        whole: Ints = np.ceil(np.minimum(seconds, FOREVER / 1e6) * 1000).astype(np.int64)
+        return whole
+
+    def drop_outs(self, cycle: Cycle, starts: Ints, ends: Ints) -> Ints:
+        """When a device drops out, somewhere in its work; FOREVER when it does not."""
+        if self.options.dropout == 0:
+            return np.full(len(starts), FOREVER)
+        rng = stream(self.seed, "drop_out", cycle.round, cycle.cycle)
+        out, where = rng.random((2, len(starts)))
+        return np.where(
+            out < self.options.dropout, starts + np.floor((ends - starts) * where).astype(np.int64), FOREVER
+        )
+
+
+def busy(starts: Ints, ends: Ints) -> int:
+    """How long somebody was at work: the length of the union of the intervals."""
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    before = np.concatenate([[-FOREVER], ends[:-1]])
+    return int(np.maximum(ends - np.maximum(starts, before), 0).sum())
+
+
+def part(cycle: Cycle, places: Ints) -> Cycle:
+    """The cycle with some of its cohort."""
+    return replace(cycle, cohort=cycle.cohort[places], weights=cycle.weights[places])
+
+
+def check(options: Options, schedule: Schedule) -> None:
+    """A cycle that can never have enough updates would fail for ever."""
+    least = min(cycle.wanted for cycle in schedule.round(0))
+    if options.min_updates > least:
+        raise BadExperiment(
+            f"clock.min_updates = {options.min_updates}, but a cycle asks for as few as {least} updates: lower it, or "
+            "raise clusters.participation"
+        )

@@ -1,0 +1,1 @@
+"""Clusterings: which devices take their turn together."""

@@ -1,0 +1,152 @@
+"""Clusters that are as alike as possible, and for contrast as different as possible.
+
+For devices of weight p_k with features x_k (label shares, or sketches of their gradients), and u_k = p_k (x_k - mean),
+
+    J = sum_K ||s_K||^2 / q_K,      s_K = sum of u_k over the cluster
+
+is H_cluster, measured on the features. Equal-sized clusters with the least J are anticlusters: each is a small copy of
+the fleet. A good start is dealt out, then pairs of devices change places, and only where that lowers J. What a swap of
+a in A and b in B does to J needs nothing but the two clusters' sums:
+
+    s_A - u_a + u_b,  q_A - p_a + p_b;      s_B + u_a - u_b,  q_B + p_a - p_b
+"""
+
+import math
+
+import numpy as np
+from numpy.random import Generator
+from scipy.optimize import linear_sum_assignment
+
+from fedcluster.experiment import Clusters as Options
+from fedcluster.fleet.fleet import Fleet, Floats, Ints
+
+TRIES = 64  # pairs of devices that are looked at for a pair of clusters; the best of them changes places
+PATIENCE = 200  # steps without any gain after which the search ends
+TURNS = 40  # how often a device is looked at, about, before the search ends anyway
+NUMBERS = 2_000_000  # in memory for the candidates of one step
+
+
+def balanced(fleet: Fleet, rng: Generator, options: Options, features: Floats | None = None) -> Ints:
+    """Equal-sized clusters that differ as little as possible: the least H_cluster on the features."""
+    u, count = contributions(fleet, features), options.count or 1
+    return improve(deal(u, count), u, fleet.weights, count, rng, sign=1)
+
+
+def similar(fleet: Fleet, rng: Generator, options: Options, features: Floats | None = None) -> Ints:
+    """The opposite, equal-sized clusters of devices that are alike: the largest H_cluster."""
+    u, count = contributions(fleet, features), options.count or 1
+    return improve(cut(u, count), u, fleet.weights, count, rng, sign=-1)
+
+
+def contributions(fleet: Fleet, features: Floats | None) -> Floats:
+    """u_k = p_k (x_k - mean), with label shares for features where none are given."""
+    x = label_shares(fleet) if features is None else np.asarray(features, np.float64)
+    p = fleet.weights
+    return np.asarray(p[:, None] * (x - p @ x))
+
+
+def label_shares(fleet: Fleet) -> Floats:
+    """The share of each class in each device's samples."""
+    counts = np.stack([fleet.mix(k) for k in range(len(fleet))]).astype(np.float64)
+    return np.asarray(counts / counts.sum(axis=1, keepdims=True))
+
+
+def objective(assignment: Ints, u: Floats, p: Floats, count: int) -> float:
+    """J."""
+    sums, shares = totals(assignment, u, p, count)
+    return float((sums**2).sum(axis=1) @ (1 / shares))
+
+
+def totals(assignment: Ints, u: Floats, p: Floats, count: int) -> tuple[Floats, Floats]:
+    """s_K and q_K."""
+    order = np.argsort(assignment, kind="stable")
+    starts = np.searchsorted(assignment[order], np.arange(count))
+    return np.add.reduceat(u[order], starts), np.bincount(assignment, weights=p, minlength=count)
+
+
+def deal(u: Floats, count: int) -> Ints:
+    """A start for alike clusters: devices in order of how far they are from the mean, M at a time, one for each
+    cluster, matched so that they cancel what the clusters have so far."""
+    order = np.argsort(-(u**2).sum(axis=1), kind="stable")
+    assignment = np.empty(len(u), np.int64)
+    sums = np.zeros((count, u.shape[1]))
+    for start in range(0, len(u), count):
+        some = order[start : start + count]
+        rows, clusters = linear_sum_assignment(u[some] @ sums.T)
+        assignment[some[rows]] = clusters
+        sums[clusters] += u[some[rows]]
+    return assignment
+
+
+def cut(u: Floats, count: int) -> Ints:
+    """A start for different clusters: the fleet is cut in two across the direction in which it is widest, and so on."""
+    assignment = np.empty(len(u), np.int64)
+    sizes = np.bincount(np.arange(len(u)) % count, minlength=count)
+    pieces = [(np.arange(len(u)), 0, count)]
+    while pieces:
+        devices, first, clusters = pieces.pop()
+        if clusters == 1:
+            assignment[devices] = first
+            continue
+        half = clusters // 2
+        along = np.argsort(widest(u[devices]), kind="stable")
+        size = sizes[first : first + half].sum()
+        pieces += [(devices[along[:size]], first, half), (devices[along[size:]], first + half, clusters - half)]
+    return assignment
+
+
+def widest(u: Floats) -> Floats:
+    """Positions along the first principal direction, by a few steps of power iteration."""
+    centred = u - u.mean(axis=0)
+    direction = centred[(centred**2).sum(axis=1).argmax()]
+    for _ in range(20):
+        direction = (centred @ direction) @ centred
+        direction = direction / (np.linalg.norm(direction) or 1.0)
+    return np.asarray(centred @ direction)
+
+
+def improve(start: Ints, u: Floats, p: Floats, count: int, rng: Generator, sign: int) -> Ints:
+    """Swaps that lower sign * J, each checked by itself, until no more are found. Never worse than the start.
+
+    A step pairs up the clusters at random, looks at some pairs of devices for every pair of clusters and makes the
+    best swap of each, if it is a gain: swaps between different clusters do not disturb each other.
+    """
+    if count == 1:
+        return start
+    assignment, (sums, shares) = start.copy(), totals(start, u, p, count)
+    least = 1e-12 * float((u**2 / p[:, None]).sum())  # of H_device: less is rounding
+    order = np.argsort(assignment, kind="stable")
+    ends = np.cumsum(np.bincount(assignment, minlength=count))
+    begins = ends - np.bincount(assignment, minlength=count)
+    pairs = count // 2
+    some = min(TRIES, math.ceil(len(u) / count) ** 2)  # small clusters have fewer pairs of devices than that
+    tries = int(np.clip(NUMBERS // (pairs * u.shape[1]), 1, some))
+    idle = 0
+    for _ in range(PATIENCE + TURNS * len(u) // (pairs * tries)):
+        shuffled = rng.permutation(count)
+        A, B = shuffled[:pairs], shuffled[pairs : 2 * pairs]
+        place_a = begins[A] + rng.integers(ends[A] - begins[A], size=(tries, pairs))
+        place_b = begins[B] + rng.integers(ends[B] - begins[B], size=(tries, pairs))
+        a, b = order[place_a], order[place_b]
+        move, shift = u[b] - u[a], p[b] - p[a]
+        before = norms(sums[A]) / shares[A] + norms(sums[B]) / shares[B]
+        after = norms(sums[A] + move) / (shares[A] + shift) + norms(sums[B] - move) / (shares[B] - shift)
+        gain = sign * (before - after)
+        best = gain.argmax(axis=0)
+        column = np.flatnonzero(gain[best, np.arange(pairs)] > least)
+        idle = 0 if len(column) else idle + 1
+        if idle == PATIENCE:
+            break
+        row = best[column]
+        sums[A[column]] += move[row, column]
+        sums[B[column]] -= move[row, column]
+        shares[A[column]] += shift[row, column]
+        shares[B[column]] -= shift[row, column]
+        order[place_a[row, column]], order[place_b[row, column]] = b[row, column], a[row, column]
+    assignment[order] = np.repeat(np.arange(count), ends - begins)
+    worse = sign * objective(assignment, u, p, count) > sign * objective(start, u, p, count)
+    return start if worse else assignment
+
+
+def norms(vectors: Floats) -> Floats:
+    return np.asarray(np.einsum("...i,...i->...", vectors, vectors))

@@ -1,0 +1,88 @@
+"""The schedule: which cluster's turn it is, and who of it takes part. A pure function of (seed, round)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcluster.experiment import Clusters as Options
+from fedcluster.fleet.clustering.clusters import Clusters, build
+from fedcluster.fleet.fleet import Fleet, Floats, Ints, name_of
+from fedcluster.rng import stream
+
+
+@dataclass(frozen=True, eq=False)
+class Cycle:
+    """One cluster's turn: its cohort S_K^(j), and the weights p_k of the cohort's devices. `wanted` updates make it
+    done; more devices than that are asked only where some are expected not to come back."""
+
+    round: int
+    cycle: int
+    cluster: int
+    cohort: Ints
+    weights: Floats
+    wanted: int = 0
+
+
+def taking_part(participation: float, devices: int) -> int:
+    """How many of a cluster's devices: the nearest number to its share, at least one where there is one."""
+    return min(devices, max(1, int(np.floor(participation * devices + 0.5))))
+
+
+def cohort_sizes(participation: float, sizes: Ints) -> Ints:
+    """How many devices of each cluster take part in a round, for clusters of these sizes, in the order of their turns.
+
+    They add up to the share of all devices, so that a round costs the same number of updates however the devices are
+    clustered: where every cluster's nearest number would add up to more or less, the clusters with the largest
+    fractions (of equals, the first) are rounded up and the others down. At least one device of each cluster takes part,
+    so that many small clusters may ask for more; `fedcluster compare` then gives FedAvg as many.
+    """
+    nearest = np.array([taking_part(participation, int(size)) for size in sizes], np.int64)
+    total = taking_part(participation, int(np.sum(sizes)))
+    if nearest.sum() == total:
+        return nearest
+    exact = participation * np.asarray(sizes, np.float64)
+    cohorts = np.minimum(sizes, np.maximum(1, np.floor(exact))).astype(np.int64)
+    left = max(0, total - int(cohorts.sum()))
+    cohorts[np.argsort(cohorts - exact, kind="stable")[:left]] += 1
+    return cohorts
+
+
+class Schedule:
+    """M cycles make one round; every device is in at most one cohort a round."""
+
+    def __init__(self, options: Options, fleet: Fleet, clusters: Clusters, seed: int, over_select: float = 1.0) -> None:
+        self.options = options
+        self.fleet = fleet
+        self.clusters = clusters
+        self.seed = seed
+        self.over_select = over_select
+        self.attempt = 0  # to take the round
+
+    def round(self, j: int) -> list[Cycle]:
+        """The cycles of round j, in the order in which the clusters take their turns."""
+        order = np.arange(self.clusters.count)
+        if self.options.order == "reshuffle":
+            order = stream(self.seed, "order", j).permutation(order)
+        clusters = self.clusters
+        if self.options.method == "redrawn":
+            clusters = build(self.options, self.fleet, self.seed, round=j)
+        members = clusters.members_in(j, self.seed)
+        wanted = cohort_sizes(self.options.participation, np.array([len(members[K]) for K in order]))
+        return [self.cycle(j, position, int(K), members[K], int(wanted[position])) for position, K in enumerate(order)]
+
+    def cycle(self, j: int, position: int, cluster: int, members: Ints, wanted: int) -> Cycle:
+        """Sample as many of the cluster uniformly."""
+        asked = min(len(members), int(np.ceil(round(self.over_select * wanted, 6))))
+        chosen = stream(self.seed, "cohort", j, cluster, self.attempt).choice(
+            len(members), asked, replace=False, shuffle=False
+        )
+        cohort = members[np.sort(chosen)]
+        return Cycle(j, position, cluster, cohort, self.fleet.weights[cohort], wanted)
+
+    def name(self, k: int) -> str:
+        """How people know device k."""
+        return name_of(self.fleet.names, k)
+
+    def cohort_size(self) -> int:
+        """Updates that make a round, over all clusters."""
+        return sum(cycle.wanted for cycle in self.round(0))

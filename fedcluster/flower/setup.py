@@ -1,0 +1,115 @@
+"""Preparation of a federation: the straight line from the roster to the first cycle, as in simulation."""
+
+import json
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fedcluster import algorithms
+from fedcluster.data import sources
+from fedcluster.data.dataset import Dataset
+from fedcluster.errors import BadExperiment
+from fedcluster.experiment import WITH_DEVICES
+from fedcluster.flower.device import PLAN
+from fedcluster.flower.executor import NEW, Federation, Nobody, Presence, Say
+from fedcluster.flower.registry import ROOM, LiveSchedule, Roster
+from fedcluster.models.flat_model import Learner
+from fedcluster.training.evaluation import Evaluator
+from fedcluster.training.setup import Setup, check_output, untried
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How long is waited for whom: `nodes` devices before the first round, `wait` seconds at most, then and whenever
+    all are lost, and `deadline` seconds for a cohort's turn, which needs `min_updates` updates."""
+
+    nodes: int = 1
+    wait: float = 600.0
+    deadline: float = 600.0
+    min_updates: int = 1
+
+
+class HeldOut(Evaluator):
+    """The global model on the server's test data; nothing where it has none. Training data are with the devices."""
+
+    def __init__(self, learner: Learner, dataset: Dataset | None) -> None:
+        self.learner, self.threads = learner, 1
+        if dataset is not None:
+            self.dataset = dataset
+        self.blind = dataset is None
+
+    def __call__(self, w: Tensor) -> dict[str, float]:
+        if self.blind:
+            return {}
+        loss, accuracy = self.measure(w, self.dataset.x_test, self.dataset.y_test)
+        return {"test_loss": loss, "test_accuracy": accuracy}
+
+
+def prepare(schedule: LiveSchedule, say: Say) -> Setup:
+    """What stands before the first cycle, as in simulation, but for what only devices have, and for the devices."""
+    roster = schedule.roster
+    experiment = roster.experiment
+    dataset = None if experiment.data.name == WITH_DEVICES else sources.open_dataset(experiment.data.name, say)
+    shape, classes = tuple(roster.entries[0].shape), roster.classes
+    if dataset is not None:
+        if dataset.shape != shape:
+            raise BadExperiment(
+                f"data.name: {dataset.name} has samples {list(dataset.shape)}, but the devices have {list(shape)}"
+            )
+        classes = dataset.classes
+    algorithm, optimizer = algorithms.build(experiment.local, experiment.seed), algorithms.optimizer(experiment.server)
+    learner = untried(experiment, shape, classes, "cpu", algorithm.objective)
+    if dataset is not None:
+        check_output(learner, dataset)
+    start = algorithms.first_state(algorithm, optimizer, learner.w.clone(), learner.size)
+    keeps = bool(algorithm.device_memory(learner.w, learner.size))
+    return Setup(
+        experiment=experiment,
+        dataset=dataset,
+        fleet=schedule.fleet,
+        clusters=schedule.clusters,
+        schedule=schedule,
+        learner=learner,
+        algorithm=algorithm,
+        optimizer=optimizer,
+        executor=Nobody(),
+        clock=None,
+        evaluate=HeldOut(learner, dataset),
+        start=start,
+        new=NEW if keeps else {},
+        devices=ROOM,
+    )
+
+
+def connected(setup: Setup, presence: Presence, most: int, terms: Terms) -> Setup:
+    """Let devices train. `most` is how many bytes one may have reason to send."""
+    plan = plan_for(setup, presence.roster)
+    executor = Federation(presence, setup.algorithm, plan, most, bool(setup.new), terms.deadline)
+    return replace(setup, executor=executor, min_updates=terms.min_updates)
+
+
+def check_updates(schedule: LiveSchedule, terms: Terms) -> None:
+    """Cycles that can never have enough updates would be tried in vain."""
+    asked = schedule.largest_cohort()
+    if terms.min_updates > asked:
+        raise BadExperiment(
+            f"--min-updates {terms.min_updates}, but no cycle asks for more than {asked}: lower it, or raise "
+            "clusters.participation"
+        )
+
+
+def plan_for(setup: Setup, roster: Roster) -> str:
+    """What a device has to know to train as the simulator would."""
+    experiment, dataset = setup.experiment, setup.dataset
+    keys = experiment.to_dict()
+    scaled = dataset is not None and dataset.scale is not None and dataset.shift is not None
+    values = (
+        experiment.seed,
+        list(roster.entries[0].shape),
+        roster.classes if dataset is None else dataset.classes,
+        {"name": keys["model"]["name"]},
+        keys["local"],
+        dataset.scale.reshape(-1).tolist() if scaled and dataset and dataset.scale is not None else None,
+        dataset.shift.reshape(-1).tolist() if scaled and dataset and dataset.shift is not None else None,
+    )
+    return json.dumps(dict(zip(PLAN, values, strict=True)), sort_keys=True)

@@ -1,0 +1,229 @@
+"""The model as an algorithm sees it: one vector w, and the gradient of the loss at w on a batch.
+
+A module's parameters, then its floating-point buffers, become views of one flat float32 vector. Broadcast,
+update, average and every local rule are then plain arithmetic on vectors, in one call each.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcluster.errors import BadExperiment
+from fedcluster.models.kernels.network import chain, network_of
+
+if TYPE_CHECKING:
+    from fedcluster.models.kernels.traced import Trial
+
+WORTH_A_PROGRAM = 20_000  # batches of one shape; tracing costs about what as many small steps save
+MOST_PROGRAMS = 16  # whole-data batches come in as many shapes as there are devices
+
+
+Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""What a device minimises: a function of (module, x, y), averaged over the batch."""
+
+Program = Callable[[Tensor, Tensor], None]
+"""Leaves the gradient on (x, y) in its place; see `program`."""
+
+
+def cross_entropy(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(module(x), y)
+
+
+class Loss(nn.Module):
+    """The objective as a module, so that its weights can be replaced in a call."""
+
+    def __init__(self, module: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.module, self.objective = module, objective
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.objective(self.module, x, y)
+
+    def at(self, weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """The objective with these weights in place of the module's own."""
+        named = {f"module.{name}": tensor for name, tensor in weights.items()}
+        value: Tensor = torch.func.functional_call(self, named, (x, y))
+        return value
+
+
+class Learner:
+    """A module bound to `w`. `w[:size]` is trained; what follows (running statistics) is averaged along.
+
+    `gradient` has the length of the trained part. Integer buffers (counters) keep their starting values.
+    """
+
+    def __init__(self, module: nn.Module, device: str = "cpu", objective: Objective = cross_entropy) -> None:
+        self.module = deepcopy(module).to(device)
+        self.objective = objective
+        parameters = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        fixed = [(name, p) for name, p in self.module.named_parameters() if not p.requires_grad]
+        buffers = [(name, b) for name, b in self.module.named_buffers() if b.is_floating_point()]
+        self.counters = {name: (b, b.clone()) for name, b in self.module.named_buffers() if not b.is_floating_point()}
+        tensors = parameters + fixed + buffers
+        if not parameters or any(tensor.dtype != torch.float32 for _, tensor in tensors):
+            raise BadExperiment("model.name: a model needs parameters, and all of them in float32")
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors}
+        names = {id(tensor): name for name, tensor in self.module.named_parameters()}
+        names |= {id(tensor): name for name, tensor in self.module.named_buffers()}
+        # a state dict's keys: several for tied weights, none for a buffer that is not persistent
+        state = self.module.state_dict(keep_vars=True).items()
+        self.keys = {key: names[id(tensor)] for key, tensor in state if id(tensor) in names}
+        self.size = sum(p.numel() for _, p in parameters)
+        self.w = torch.cat([tensor.detach().reshape(-1) for _, tensor in tensors])
+        self.gradient = torch.zeros(self.size, device=device)
+        self.programs: dict[torch.Size, Program] = {}
+        self.trials: dict[torch.Size, Trial] = {}
+        self.seen: Counter[torch.Size] = Counter()
+        self.noise: list[Tensor] = []  # torch's generators before the latest batch, where a batch may draw from them
+        named_gradients = self.named(self.gradient, partial=True)
+        for name, view in self.named(self.w).items():
+            owner, _, attribute = name.rpartition(".")
+            tensor = getattr(self.module.get_submodule(owner), attribute)
+            tensor.data = view
+            if name in named_gradients:
+                tensor.grad = named_gradients[name]
+        self.chain = chain(self.module, self.w) if self.could_be_compiled else None
+
+    @property
+    def arithmetic(self) -> str:
+        """Whose rounding the steps have: the compiled loop's, or torch's."""
+        return "torch" if self.chain is None else "compiled"
+
+    @property
+    def device(self) -> torch.device:
+        return self.w.device
+
+    @property
+    def could_be_compiled(self) -> bool:
+        """Whether the compiled loop has all that the model and its objective need."""
+        return self.objective is cross_entropy and self.device.type == "cpu" and network_of(self.module) is not None
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained."""
+        return self.size
+
+    def named(self, w: Tensor, partial: bool = False) -> dict[str, Tensor]:
+        """A vector as views by the names of the module's state dict."""
+        views, start = {}, 0
+        for name, shape in self.shapes.items():
+            end = start + prod(shape)
+            if partial and end > len(w):
+                break
+            views[name] = w[start:end].view(shape)
+            start = end
+        return views
+
+    def parts(self, w: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What is trained and what is not, by name."""
+        trained = self.named(w[: self.size], partial=True)
+        return trained, {name: view for name, view in self.named(w).items() if name not in trained}
+
+    def vector(self, named: dict[str, Tensor]) -> Tensor:
+        """The reverse: named tensors, of the right shapes, as one new vector."""
+        return torch.cat([named[name].detach().reshape(-1).to(self.w) for name in self.shapes])
+
+    def state_dict(self, w: Tensor) -> dict[str, Tensor]:
+        """A vector as the module's state dict, whole, on the CPU."""
+        values = self.named(w) | {name: start for name, (_, start) in self.counters.items()}
+        return {key: values[name].clone().cpu() for key, name in self.keys.items()}
+
+    def from_state_dict(self, tensors: dict[str, Tensor]) -> Tensor:
+        """The reverse, as one new vector; ValueError names a key that does not fit. Of tied weights one key is
+        enough. Integer buffers are not read: they keep the values that the module is built with."""
+        found: dict[str, Tensor] = {}
+        for key, tensor in tensors.items():
+            name = self.keys.get(key)
+            if name in self.counters:
+                continue
+            if name is None or tuple(tensor.shape) != self.shapes[name]:
+                raise ValueError(key)
+            tied = found.setdefault(name, tensor)
+            if tied is not tensor and not torch.equal(tied, tensor):
+                raise ValueError(key)
+        for key, name in self.keys.items():
+            if name not in found and name not in self.counters:
+                raise ValueError(key)
+        return self.vector(self.named(self.w) | found)
+
+    def load(self, w: Tensor) -> None:
+        """Put the module at w, counters at their start."""
+        self.w.copy_(w)
+        for counter, start in self.counters.values():
+            counter.copy_(start)
+
+    def differentiate(self, x: Tensor, y: Tensor) -> None:
+        """Leave in `gradient` that of the objective on the batch, at the current w.
+
+        Compiled, where the module is a chain. Else by autograd, or, where a shape of batch has come very often, by a
+        program that finds the same gradient to the bit in less time.
+        """
+        self.batch = x, y
+        if self.chain is not None:
+            self.chain.differentiate(x, y, self.gradient)
+            return
+        program = self.programs.get(x.shape)
+        if program is not None:
+            program(x, y)
+            return
+        self.noise = random_state(self.device)
+        began = time.perf_counter()
+        self.gradient.zero_()
+        with torch.enable_grad():
+            self.objective(self.module, x, y).backward()  # type: ignore[no-untyped-call]
+        self.seen[x.shape] += 1
+        if self.seen[x.shape] >= WORTH_A_PROGRAM:
+            self.try_program(x, y, time.perf_counter() - began)
+
+    def gradient_at(self, point: Tensor) -> Tensor:
+        """The gradient at another point on the latest batch, with the same random numbers (dropout masks).
+
+        w, its gradient, the counters and torch's generator stay as they are.
+        """
+        w, gradient = self.w.clone(), self.gradient.clone()
+        counts = [counter.clone() for counter, _ in self.counters.values()]
+        noise, now = self.noise, random_state(self.device) if self.noise else []
+        self.w[..., : self.size] = point
+        set_random_state(self.device, noise)
+        self.differentiate(*self.batch)
+        set_random_state(self.device, now)
+        self.noise = noise
+        there = self.gradient.clone()
+        self.w.copy_(w)
+        self.gradient.copy_(gradient)
+        for (counter, _), count in zip(self.counters.values(), counts, strict=True):
+            counter.copy_(count)
+        return there
+
+    def try_program(self, x: Tensor, y: Tensor, seconds: float) -> None:
+        """Compare a program with autograd, which has just differentiated this batch in so many seconds."""
+        trial = self.trials.get(x.shape)
+        if trial is None:
+            if len(self.trials) == MOST_PROGRAMS:
+                return
+            from fedcluster.models.kernels.traced import Trial, straight_line
+
+            gradients = self.named(self.gradient, partial=True)
+            program = straight_line(self.module, self.objective, self.named(self.w), gradients, x, y)
+            trial = self.trials[x.shape] = Trial(program)
+        if trial.program is not None and trial.passed(x, y, self.gradient, seconds):
+            self.programs[x.shape] = trial.program
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """The state of torch's generators that an operation on `device` may draw from."""
+    return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+
+
+def set_random_state(device: torch.device, states: list[Tensor]) -> None:
+    if states:
+        torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)

@@ -1,0 +1,134 @@
+"""Local training: E optimizer steps from the model received, each on a batch of the device's own data."""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcluster.data.dataset import Dataset
+from fedcluster.errors import BadExperiment
+from fedcluster.experiment import Local
+from fedcluster.fleet.fleet import Ints
+from fedcluster.models.flat_model import Learner
+from fedcluster.models.optimizers import optimizer
+from fedcluster.rng import stream, torch_seed
+
+Correct = Callable[[Tensor, Tensor, Tensor], Tensor | None]
+"""A local rule: given (gradient, w, the w that was received), changes the gradient in place or returns another."""
+
+
+class Rule(Protocol):
+    """An optimizer: moves w in place, given a gradient."""
+
+    def step(self, w: Tensor, g: Tensor) -> None: ...
+
+
+GATHER = 1200  # samples copied out of the data set at a time: two paper-sized devices, a few MB
+WHOLE = 250  # samples at a time where a gradient is over all of them
+
+
+class Batches:
+    """The batches of one device in one cycle, drawn uniformly from its rows of the training set."""
+
+    def __init__(self, dataset: Dataset, rows: Ints, options: Local, seed: int, place: tuple[int, int, int]) -> None:
+        self.dataset, self.rows, self.options, self.seed, self.place = dataset, rows, options, seed, place
+        self.steps = steps_of(options, seed, round=place[0], device=place[2])
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Samples and labels for E steps; several batches are copied out of the data set at a time."""
+        if self.options.batch == "full":
+            yield from [self.gather(self.rows)] * self.steps
+            return
+        drawn = self.drawn()
+        steps, batch = drawn.shape
+        several = max(1, GATHER // batch)
+        for start in range(0, steps, several):
+            x, y = self.gather(drawn[start : start + several].reshape(-1))
+            yield from zip(torch.split(x, batch), torch.split(y, batch), strict=True)
+
+    def drawn(self) -> Ints:
+        """The same as places in the training set, [E, batch]."""
+        if self.options.batch == "full":
+            return np.tile(self.rows, (self.steps, 1))
+        places = stream(self.seed, "batch", *self.place).integers(len(self.rows), size=(self.steps, self.options.batch))
+        return self.rows[places]
+
+    def whole(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All of the device's data, once."""
+        for start in range(0, len(self.rows), WHOLE):
+            yield self.gather(self.rows[start : start + WHOLE])
+
+    def gather(self, rows: Ints) -> tuple[Tensor, Tensor]:
+        index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
+        return self.dataset.inputs(self.dataset.x_train.index_select(0, index)), self.dataset.y_train[index]
+
+
+def steps_of(options: Local, seed: int, round: int, device: int) -> int:
+    """E, or where a range is given the device's own number for this round: server and device draw the same."""
+    if isinstance(options.steps, int):
+        return options.steps
+    least, most = options.steps
+    return int(stream(seed, "steps", round=round, device=device).integers(least, most + 1))
+
+
+@torch.no_grad()
+def descend(
+    learner: Learner,
+    start: Tensor,
+    batches: Batches,
+    drift: Tensor | None = None,
+    correct: Correct | None = None,
+    rule: Rule | None = None,
+) -> Tensor:
+    """w_0 = start;  w_{t+1} = step(w_t, correct(grad f(w_t; batch_t)) + drift);  returns w_E.
+
+    The one local loop. `rule` takes the step; left out, it is the experiment's optimizer, begun afresh.
+    """
+    learner.load(start)
+    learner.module.train()
+    device, w, g = learner.device, learner.w[..., : learner.size], learner.gradient
+    if learner.chain is not None and correct is None and rule is None and batches.options.optimizer == "sgd":
+        lr = batches.options.lr
+        moves = None if drift is None else drift * -lr
+        rows = torch.from_numpy(np.ascontiguousarray(batches.drawn(), dtype=np.int64))
+        learner.chain.descend(batches.dataset, rows, lr, moves)
+        return learner.w.clone()
+    torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
+    rule = rule or optimizer(batches.options)
+    start = start[..., : learner.size]
+    for x, y in batches:
+        learner.differentiate(x.to(device), y.to(device))
+        if correct is not None:
+            replace_by(correct(g, w, start), g)
+        if drift is not None:
+            g.add_(drift)
+        rule.step(w, g)
+    return learner.w.clone()
+
+
+def replace_by(returned: object, gradient: Tensor) -> None:
+    """Take the gradient that a local rule returned, if it returned one."""
+    if returned is None or returned is gradient:
+        return
+    if not isinstance(returned, Tensor) or returned.shape != gradient.shape:
+        what = f"a tensor of shape {list(returned.shape)}" if isinstance(returned, Tensor) else repr(returned)[:80]
+        raise BadExperiment(
+            f"local.algorithm: the local rule returned {what}; return a gradient of shape {list(gradient.shape)}, "
+            "or change the one given in place and return None"
+        )
+    gradient.copy_(returned)
+
+
+@torch.no_grad()
+def full_gradient(learner: Learner, w: Tensor, batches: Batches) -> Tensor:
+    """grad f_k(w) over all of the device's data."""
+    learner.load(w)
+    learner.module.train()
+    torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
+    total = torch.zeros_like(learner.gradient)
+    for x, y in batches.whole():
+        learner.differentiate(x.to(learner.device), y.to(learner.device))
+        total.add_(learner.gradient, alpha=y.shape[-1] / len(batches.rows))
+    return total

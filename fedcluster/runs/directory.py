@@ -1,0 +1,220 @@
+"""The output folder of a run: what it holds, who may write to it, and where a stopped run goes on.
+
+experiment.toml    the experiment, resolved
+run.json           what it ran on: versions, sizes, fingerprints, the start's loss; once finished, digests of its files
+metrics.jsonl      one line per round
+cycles.jsonl       one line per cycle
+checkpoint/        the two newest checkpoints
+evaluated/         the newest one from before the current round
+curves.png         loss and accuracy over rounds
+model.safetensors  the final W; its presence says that the run is finished
+"""
+
+import json
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from fedcluster.runs import checkpoint
+from fedcluster.runs.progress import Display
+from fedcluster.errors import BadRun
+from fedcluster.experiment import Experiment, changes, parse, read
+from fedcluster.files import write_atomically
+from fedcluster.runs.ledger import Ledger
+from fedcluster.runs.metrics import CYCLES, METRICS, Altered, Kept, beginning
+from fedcluster.state import Message, State
+
+MODEL = "model.safetensors"
+VERSIONS = ("fedcluster", "torch", "numpy")
+
+
+class Resumed(NamedTuple):
+    """Where a run goes on."""
+
+    state: State
+    ledger: Ledger
+    seconds: float
+    history: Kept
+    turns: Kept
+
+
+class Folder:
+    """Held by one process at a time, from opening to closing."""
+
+    def __init__(self, path: Path, experiment: Experiment, resume: bool) -> None:
+        self.path, self.experiment = path, experiment
+        parts = [path / name for name in ("experiment.toml", "run.json", METRICS, MODEL)]
+        self.begun = any(part.exists() for part in [*parts, *checkpoint.names(path / "checkpoint")])
+        if self.begun and not resume:
+            raise BadRun(f"{path} already holds a run: continue it with --resume, or choose another folder with --out")
+        try:
+            self.made = not path.exists()
+            path.mkdir(parents=True, exist_ok=True)
+            self.lock = FileLock(path / ".lock")
+            self.lock.acquire(timeout=0)
+        except Timeout:
+            raise BadRun(f"{path} is being written by another process: wait for it, or choose another --out") from None
+        except OSError as error:
+            raise BadRun(f"cannot write to {path} ({error.strerror}): choose another folder with --out") from None
+        try:
+            self.check()
+        except BaseException:
+            self.close()
+            raise
+
+    def check(self) -> None:
+        """A run is continued only by the experiment that it began with."""
+        file, changed = self.path / "experiment.toml", list[str]()
+        if file.exists():
+            changed = changes(parse(read(file), str(file)), self.experiment.to_dict())
+        elif self.noted("experiment") not in (None, self.experiment.digest()):
+            changed = ["its digest (experiment.toml, which would say more, is missing)"]
+        if changed:
+            raise BadRun(
+                f"{self.path} holds a run of another experiment, which differs in {', '.join(changed)}: "
+                "resume it with the experiment it began with, or choose another --out"
+            )
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / MODEL).exists()
+
+    def facts(self, check: bool = True) -> dict[str, Any]:
+        """What the run has noted of itself in run.json, nothing where it has not come that far."""
+        path = self.path / "run.json"
+        try:
+            facts = json.loads(path.read_bytes())
+            sealed = facts.pop("digest", None) in (None, digest(facts))  # 0.1 wrote none
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            facts, sealed = {}, False
+        if check and not sealed:
+            raise BadRun(
+                f"{path} is damaged: put it back from a copy, or delete it together with {MODEL}, if that is there, "
+                "and --resume writes them again from the checkpoint"
+            )
+        return dict(facts)
+
+    def noted(self, key: str) -> Any:
+        """What a run that is continued has noted of itself."""
+        return self.facts().get(key)
+
+    def compare(self, fingerprints: dict[str, str]) -> None:
+        """Make sure that a run is resumed with what it began with."""
+        stored = self.facts(check=False).get("fingerprints")
+        if isinstance(stored, dict) and stored != fingerprints:
+            changed = [key for key in stored | fingerprints if stored.get(key) != fingerprints.get(key)]
+            raise BadRun(
+                f"{self.path} was begun with other {' and '.join(changed)} than there is now under the same name: "
+                "put the old files back, or choose another --out"
+            )
+
+    def begin(self, facts: dict[str, Any], display: Display) -> None:
+        """Tidy up after a run that was killed, check what it stood on, and say what else is different now."""
+        for torn in [*self.path.glob(".*.tmp"), *self.path.glob("checkpoint/.*.tmp")]:
+            torn.unlink(missing_ok=True)
+        self.compare(facts["fingerprints"])
+        before = self.facts()
+        for what in ("arithmetic", "cohorts"):
+            if before.get(what) not in (None, facts[what]):
+                kind = "cohorts" if what == "cohorts" else "steps"
+                display.say(
+                    f"begun with {before[what]} {kind}, going on with {facts[what]} ones: the last digits will differ"
+                )
+        other = [f"{name} {before[name]}" for name in VERSIONS if before.get(name) not in (None, facts[name])]
+        if other:
+            now = ", ".join(f"{name} {facts[name]}" for name in VERSIONS if before.get(name) not in (None, facts[name]))
+            display.say(f"begun under {', '.join(other)}, going on under {now}: the last digits may differ")
+        self.run = digest({"experiment": self.experiment.digest(), "fingerprints": facts["fingerprints"]})
+
+    def restore(self, start: State, new: Message, devices: int, cycles: int, display: Display) -> Resumed:
+        """The newest checkpoint that is whole and whose lines are all on record, else the start. What is of another
+        run, or no longer belongs together, is refused."""
+        altered: BadRun | None = None
+        for path in checkpoint.names(self.path / "checkpoint"):
+            try:
+                stored = checkpoint.restore(path, start, new, devices, cycles, self.run)
+                kept = [beginning(self.path / name, stored.record[name]) for name in (METRICS, CYCLES)]
+                if [line["round"] for line in kept[0].lines] != list(range(1, stored.state.round + 1)):
+                    raise ValueError(f"ahead of {METRICS}")
+            except checkpoint.OtherRun as error:
+                raise BadRun(
+                    f"{path} is {error}: resume the run that it belongs to, or remove it from {path.parent}"
+                ) from None
+            except Altered as error:
+                altered = altered or BadRun(
+                    f"{error.path} was altered after the run had written it, and the checkpoints rest on it: put the "
+                    f"file back from a copy, or remove {path.parent} to train again from the start"
+                )
+            except (ValueError, KeyError) as error:
+                display.say(f"checkpoint {path.stem} is {error}; going back to the one before")
+            else:
+                if altered:
+                    display.say(f"{altered.args[0].split(',')[0]}; going back to checkpoint {path.stem}")
+                return Resumed(stored.state, stored.ledger, stored.seconds, *kept)
+        if altered:
+            raise altered
+        return Resumed(start, Ledger(devices), 0.0, Kept([], b""), Kept([], b""))
+
+    def note(self, facts: dict[str, Any]) -> None:
+        """What this run is and stands on."""
+        facts = {"experiment": self.experiment.digest(), **facts}
+        self.write("run.json", json.dumps(facts | {"digest": digest(facts)}, indent=2) + "\n")
+        self.write("experiment.toml", self.experiment.to_toml())
+
+    def finish(self, model: bytes) -> None:
+        """The final model, whose presence says that everything else is there; before it, the digests of all that a
+        finished run is read from."""
+        digests = {name: sha256((self.path / name).read_bytes()).hexdigest() for name in (METRICS, CYCLES)}
+        self.note(self.facts() | {"finished": digests | {MODEL: sha256(model).hexdigest()}})
+        self.write(MODEL, model)
+
+    def check_finished(self, display: Display) -> None:
+        """That the files of a finished run are those that it wrote."""
+        facts = self.facts()
+        digests = facts.get("finished")
+        if not facts:
+            raise BadRun(f"{self.path}/run.json is gone: delete {MODEL} too, and --resume writes them again")
+        if digests is None:
+            display.say(f"{self.path} was written by fedcluster 0.1, without digests: what it holds is not checked")
+            return
+        for name, expected in digests.items():
+            path = self.path / name
+            if path.exists() and sha256(path.read_bytes()).hexdigest() == expected:
+                continue
+            if name == MODEL:
+                raise BadRun(f"{path} is damaged: delete it, and --resume writes it again from the checkpoint")
+            raise BadRun(
+                f"{path} is {'altered' if path.exists() else 'gone'} since the run finished: put it back from a copy, "
+                "or run the experiment again in another --out"
+            )
+
+    def write(self, name: str, content: bytes | str) -> None:
+        write_atomically(self.path / name, content)
+
+    def close(self) -> None:
+        """Let others in; a folder in which nothing came to be is not left behind."""
+        self.lock.release()
+        if not (self.path / "experiment.toml").exists():
+            (self.path / ".lock").unlink(missing_ok=True)
+            if self.made:
+                with suppress(OSError):
+                    self.path.rmdir()
+
+
+def digest(values: dict[str, Any]) -> str:
+    return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def fresh(name: str) -> Path:
+    """A folder under runs/ that nobody has: name, name-2, name-3, ..."""
+    number = 1
+    while True:
+        path = Path("runs", name if number == 1 else f"{name}-{number}")
+        if not path.exists():
+            return path
+        number += 1

@@ -1,0 +1,125 @@
+"""The ledger: every message that a device received or sent. One download and one upload a round, no more."""
+
+import json
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcluster.training.acceptance import ELSEWHERE, UNSENT, Update
+from fedcluster.errors import BudgetExceeded
+from fedcluster.fleet.fleet import Ints
+from fedcluster.training.executors.distributed import everywhere, gathered
+from fedcluster.fleet.schedule import Cycle
+from fedcluster.state import Message
+
+COUNTS = ("aggregations", "device_updates", "downloads", "uploads", "bytes_down", "bytes_up", "refused")
+
+
+class Ledger:
+    """Totals since the start of the run, and downloads and uploads of every device. `missing` are those of the latest
+    cohort from whom nothing came.
+
+    In centralized training nothing travels: a ledger over no devices counts nothing.
+    """
+
+    def __init__(self, devices: int) -> None:
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.downloads, self.uploads = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+        self.last_download, self.last_upload = np.full(devices, -1), np.full(devices, -1)
+        self.refusals: list[tuple[int, int, str]] = []
+        self.received = 0
+        self.missing: list[int] = []
+        self.broadcast = 0  # bytes of the latest one
+
+    def send(self, cycle: Cycle, message: Message, exchange: int = 0) -> None:
+        """The cohort downloads the broadcast. Further exchanges of a turn are counted, not refused: the run has said
+        that its algorithm needs them."""
+        if not len(self.downloads):
+            return
+        if exchange == 0:
+            self.missing = []
+            self.spend(self.last_download, cycle.cohort, cycle.round, "download")
+        self.downloads[cycle.cohort] += 1
+        self.counts["downloads"] += len(cycle.cohort)
+        self.broadcast = size(message)
+        self.counts["bytes_down"] += len(cycle.cohort) * self.broadcast
+
+    def receive(self, updates: Iterable[Update], cycle: Cycle, form: Message, exchange: int = 0) -> Iterator[Update]:
+        """Devices upload, one after the other. Strangers and repeats are not on the books: accept refuses them. Nor is
+        the download of a device that the broadcast could not be sent to."""
+        waiting = set(cycle.cohort.tolist()) if len(self.uploads) and form else set()
+        for update in updates:
+            if update.message is UNSENT:
+                self.downloads[update.device] -= 1
+                self.counts["downloads"] -= 1
+                self.counts["bytes_down"] -= self.broadcast
+                continue
+            self.received += 1
+            if update.device in waiting:
+                waiting.remove(update.device)
+                if exchange == 0:
+                    self.spend(self.last_upload, np.array([update.device]), cycle.round, "upload")
+                self.uploads[update.device] += 1
+                self.counts["uploads"] += 1
+                self.counts["device_updates"] += "model" in form
+                self.counts["bytes_up"] += size(form if update.message is ELSEWHERE else update.message)
+            yield update
+        self.missing = sorted({*self.missing, *waiting})
+
+    def fail(self, devices: Ints, part: list[Ints]) -> None:
+        """A cycle has failed: what travelled is counted, but it is nobody's turn of this round. `part` is as before."""
+        self.last_download[devices], self.last_upload[devices] = part[2:]
+
+    def refuse(self, update: Update, reason: str) -> None:
+        """An update that accept turned away; the reasons of a cycle are kept until it is closed."""
+        self.refusals.append((self.received, update.device, reason))
+
+    def close(self, changed: bool) -> list[tuple[int, str]]:
+        """The cycle is over: count its aggregation if it changed the model, and hand over its refusals, those of all
+        ranks, in the order in which the updates came."""
+        self.counts["aggregations"] += bool(len(self.downloads)) and changed
+        refused = everywhere(len(self.refusals))
+        self.counts["refused"] += refused
+        everybodys = gathered(json.dumps(self.refusals)) if refused else []
+        refusals = sorted(tuple(refusal) for text in everybodys for refusal in json.loads(text))
+        self.refusals, self.received = [], 0
+        return [(device, reason) for _, device, reason in refusals]
+
+    @staticmethod
+    def spend(last: Ints, devices: Ints, round: int, what: str) -> None:
+        over = devices[last[devices] == round]
+        if len(over):
+            raise BudgetExceeded(
+                f"device {over[0]} would {what} a second time in round {round + 1}; "
+                f"FedCluster's budget is one {what} a device and round, so the schedule is wrong"
+            )
+        last[devices] = round
+
+    @property
+    def columns(self) -> tuple[Ints, ...]:
+        return self.downloads, self.uploads, self.last_download, self.last_upload
+
+    def part(self, devices: Ints) -> list[Ints]:
+        """A copy of what is on the books of these devices."""
+        return [column[devices] for column in self.columns] if len(self.downloads) else []
+
+    def put_back(self, devices: Ints, part: list[Ints]) -> None:
+        for column, values in zip(self.columns, part, strict=False):
+            column[devices] = values
+
+    def to_array(self) -> NDArray[np.int64]:
+        """The devices that ever took part, a column each."""
+        active = np.flatnonzero(self.downloads)
+        return np.stack([active, *(column[active] for column in self.columns)])
+
+    def restore(self, array: NDArray[np.int64], counts: dict[str, int]) -> None:
+        active = array[0]
+        self.downloads[active], self.uploads[active] = array[1], array[2]
+        self.last_download[active], self.last_upload[active] = array[3], array[4]
+        self.counts = {name: counts[name] for name in COUNTS}
+
+
+def size(message: Message) -> int:
+    """Bytes of the tensors; framing depends on the wire and is not counted."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in message.values())

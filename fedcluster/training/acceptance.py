@@ -1,0 +1,98 @@
+"""Accept: the trust boundary between what devices send and what reaches the average."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcluster.fleet.schedule import Cycle
+from fedcluster.models.kernels import library as compiled
+from fedcluster.state import Message
+from fedcluster.training.norm_bound import Norms
+
+ELSEWHERE: Message = {}
+"""In place of the message of a device that another rank has trained, and has accepted or refused."""
+UNSENT: Message = {}
+"""In place of the message of a device to which the broadcast could not be sent."""
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What one device uploads, and what it says of itself. Nothing in it is believed yet. `fault` says why what came
+    over a network could not even be read."""
+
+    device: int
+    round: int
+    cycle: int
+    message: Message
+    fault: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Accepted:
+    """A message fit for aggregation, with the device's share of the cohort's weight as the server knows it."""
+
+    device: int
+    weight: float
+    message: Message
+
+
+def accept(
+    updates: Iterable[Update],
+    cycle: Cycle,
+    form: Message,
+    refuse: Callable[[Update, str], None],
+    norms: Norms | None = None,
+) -> Iterator[Accepted]:
+    """Let through what is finite, of the names, shapes and types of `form`, within the bounds of `norms`, from a
+    member of this cohort, for this cycle, once. Everything else goes to `refuse` with the reason."""
+    shares = cycle.weights / cycle.weights.sum()
+    members = dict(zip(cycle.cohort.tolist(), shares.tolist(), strict=True))
+    done: set[int] = set()
+    for update in updates:
+        if update.message is ELSEWHERE:
+            continue
+        reason = fault(update, cycle, members, done) or misfit(update.message, form)
+        reason = reason or (norms.fault(update.device, update.message) if norms else unbounded(update.message))
+        if reason:
+            refuse(update, reason)
+            continue
+        done.add(update.device)
+        yield Accepted(update.device, members[update.device], update.message)
+
+
+def fault(update: Update, cycle: Cycle, members: dict[int, float], done: set[int]) -> str | None:
+    """Why this update does not belong here."""
+    if update.fault is not None:
+        return update.fault
+    if (update.round, update.cycle) != (cycle.round, cycle.cycle):
+        return f"for round {update.round}, cycle {update.cycle}"
+    if update.device not in members:
+        return "not of this cohort"
+    if update.device in done:
+        return "a second time"
+    return None
+
+
+def misfit(message: Message, form: Message) -> str | None:
+    """Why this message cannot be averaged."""
+    if not isinstance(message, dict) or message.keys() != form.keys():
+        return "wrong names"
+    for name, expected in form.items():
+        tensor = message[name]
+        if not isinstance(tensor, Tensor) or tensor.dtype != expected.dtype or tensor.shape != expected.shape:
+            return f"{name}: wrong shape or type"
+    return None
+
+
+def unbounded(message: Message) -> str | None:
+    """Why this message is refused where nothing bounds it."""
+    return next((f"{name}: not finite" for name, tensor in message.items() if not finite(tensor)), None)
+
+
+def finite(tensor: Tensor) -> bool:
+    """No NaN and no infinity. Either shows in the sum; a sum may also be too large by itself, then we look again."""
+    if compiled.applies(tensor):
+        return compiled.all_finite(tensor)
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -1,0 +1,322 @@
+"""A cohort trained by several processes of one machine: this one, and others that we start.
+
+Where this process may fork, the other workers are forked before the first cycle, with all that they need: ready at
+once. Elsewhere, and when one has died, a worker is spawned: it builds the same executor from the same experiment, which
+takes about two seconds. Workers share the data set, the broadcast and the updates with us in memory. Devices are
+handed out one by one to whoever is free, ourselves among them; updates are passed on in the order of the cohort. So
+neither the number of workers nor their speed can change a result, and a device whose worker dies is simply trained
+again by another.
+"""
+
+import fcntl
+import os
+import pickle
+import signal
+import stat
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+import torch
+from torch import multiprocessing as mp
+
+from fedcluster.allocator import keep_memory
+from fedcluster.data.dataset import Dataset
+from fedcluster.errors import FedClusterError, NotAlike
+from fedcluster.experiment import Experiment
+from fedcluster.fleet.schedule import Cycle
+from fedcluster.processes import GUARD, UNGUARDED, deaf_to_interrupts
+from fedcluster.runs.progress import Display
+from fedcluster.state import Message, State
+from fedcluster.training.acceptance import Update
+from fedcluster.training.executors.in_process import InProcess, Memory
+
+AHEAD = 2  # devices that a worker holds: one that it trains, one that waits so that it need not
+REPLACEMENTS = 3  # workers started anew, for each that there is, before we go on with fewer
+WORTH_STARTING = 4.0  # seconds of training left; a worker takes about two to start, while we go on alone
+
+
+Place = tuple[int, int, int]
+"""Round, cycle and device."""
+
+
+@dataclass(eq=False)
+class Rooms:
+    """Shared memory for one of the algorithm's exchanges: the broadcast, and slots for what devices send and keep."""
+
+    received: Message
+    sent: Message
+    memory: Message
+
+
+class Ready(NamedTuple):
+    """What a worker says first."""
+
+    arithmetic: str
+
+
+@dataclass(eq=False)
+class Worker:
+    """A process, the line to it, and the places in the cohort that it holds."""
+
+    process: Any
+    line: Connection
+    ready: bool = False
+    holds: list[int] = field(default_factory=list)
+
+
+class Workers:
+    """`count` processes, with this one, for a run of `cycles` cycles. The others are forked now, or spawned when there
+    is enough to do; until one is ready, and if none is left, we go on alone."""
+
+    def __init__(
+        self, count: int, cycles: int, here: InProcess, experiment: Experiment, start: State, display: Display
+    ) -> None:
+        self.here, self.experiment, self.display = here, experiment, display
+        self.context = mp.get_context("spawn")
+        self.slots = (AHEAD + 1) * count
+        self.rooms: list[Rooms] = []
+        received: Message = {}
+        for exchange in here.exchanges:
+            received |= exchange.broadcast(start)
+            sent, kept = shared(self.slots, exchange.form(start)), shared(self.slots, here.new)
+            self.rooms.append(Rooms(shared(1, received), sent, kept))
+        self.to_start, self.spare, self.cycles = count - 1, REPLACEMENTS * count, cycles
+        self.workers: list[Worker] = []
+        while self.to_start and may_fork():
+            self.to_start -= 1
+            self.fork()
+
+    def fork(self) -> None:
+        ours, theirs = mp.Pipe()
+        others = [ours, *(worker.line for worker in self.workers)]
+        arguments = (theirs, others, self.here, self.rooms)
+        with deaf_to_interrupts(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts the threads of libraries, too
+            process = mp.get_context("fork").Process(target=work_forked, args=arguments, daemon=True)
+            process.start()
+        theirs.close()
+        self.workers.append(Worker(process, ours))
+
+    def start(self) -> None:
+        ours, theirs = self.context.Pipe()
+        arguments = (theirs, self.experiment, self.here.dataset, self.rooms)
+        process = self.context.Process(target=work_spawned, args=arguments, daemon=True)
+        with deaf_to_interrupts():
+            process.start()
+        theirs.close()
+        self.workers.append(Worker(process, ours))
+
+    def muster(self) -> None:
+        """Start everyone and wait until all are ready: for measurements, which are not about starting."""
+        while self.to_start:
+            self.to_start -= 1
+            self.start()
+        while not all(worker.ready for worker in self.workers):
+            self.listen(set())
+
+    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
+        began = time.perf_counter()
+        self.cycles -= exchange == 0
+        self.listen(set(), timeout=0)
+        if any(worker.ready for worker in self.workers):
+            yield from self.train_together(cycle, received, exchange, memory)
+        else:
+            yield from self.here.train(cycle, received, exchange, memory)
+        while self.to_start and (time.perf_counter() - began) * self.cycles >= WORTH_STARTING:
+            self.to_start -= 1
+            self.start()
+
+    def train_together(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
+        rooms = self.rooms[exchange]
+        put(received, rooms.received, 0)
+        places = [(cycle.round, cycle.cycle, device) for device in cycle.cohort.tolist()]
+        waiting, done, ours = deque(range(len(places))), set[int](), dict[int, tuple[Message, Message]]()
+        for first, (_, _, device) in enumerate(places):
+            while first not in done and first not in ours:
+                self.hand_out(waiting, places, exchange, memory, first)
+                if waiting and waiting[0] < first + self.slots:
+                    mine = waiting.popleft()
+                    own = memory.get(places[mine][2])
+                    ours[mine] = self.here.train_device(exchange, places[mine], received, own)
+                    timeout: float | None = 0
+                else:
+                    timeout = None
+                waiting.extendleft(sorted(self.listen(done, timeout), reverse=True))
+            slot = first % self.slots
+            there = take(rooms.sent, slot), take(rooms.memory, slot)
+            message, kept = ours.pop(first, there)
+            if kept:
+                memory[device] = {name: tensor.clone() for name, tensor in kept.items()}
+            yield Update(device, cycle.round, cycle.cycle, message)
+
+    def hand_out(self, waiting: deque[int], places: list[Place], exchange: int, memory: Memory, first: int) -> None:
+        """Give every free worker the next device, as long as its update has a slot to go to; what a worker gets
+        ahead of time must leave one for ourselves."""
+        for hand in range(AHEAD):
+            for worker in self.workers:
+                enough = len(waiting) > min(hand, 1) and waiting[0] < first + self.slots
+                if worker.ready and len(worker.holds) == hand and enough:
+                    place = waiting.popleft()
+                    worker.holds.append(place)
+                    slot = place % self.slots
+                    put(memory.get(places[place][2], self.here.new), self.rooms[exchange].memory, slot)
+                    with suppress(OSError):  # if it has just died, listen will find out
+                        worker.line.send((exchange, places[place], slot))
+
+    def listen(self, done: set[int], timeout: float | None = None) -> list[int]:
+        """Note who is ready and what is done; places of a worker that died come back."""
+        returned: list[int] = []
+        lines = {worker.line: worker for worker in self.workers}
+        for line in wait(list(lines), timeout):
+            worker = lines[line]  # type: ignore[index]
+            try:
+                said = worker.line.recv()
+            except (EOFError, OSError):
+                returned += worker.holds
+                self.bury(worker)
+                continue
+            if isinstance(said, Exception):
+                self.close()
+                raise said
+            if isinstance(said, Ready):
+                self.greet(worker, said.arithmetic)
+            else:
+                done.add(worker.holds.pop(0))
+        return returned
+
+    def greet(self, worker: Worker, arithmetic: str) -> None:
+        """A worker is ready, and trains with the arithmetic that it names."""
+        if arithmetic != self.here.learner.arithmetic:
+            self.close()
+            raise NotAlike(
+                f"a worker trains with {arithmetic} steps and this process with {self.here.learner.arithmetic} ones, "
+                "and mixed they make a model that neither would: see that the compiled library in the cache "
+                "($FEDCLUSTER_CACHE) is whole and a C compiler is there, and go on with --resume"
+            )
+        worker.ready = True
+
+    def bury(self, worker: Worker) -> None:
+        self.workers.remove(worker)
+        worker.line.close()
+        worker.process.join()
+        if worker.process.exitcode == UNGUARDED:
+            if self.spare > 0:
+                self.display.say(f"training in one process: {GUARD}")
+            self.spare, self.to_start = 0, 0
+            return
+        again = self.spare > 0
+        self.spare -= 1
+        then = (
+            "another starts"
+            if again
+            else f"going on with {len(self.workers) + 1}"
+            if self.workers
+            else "going on alone"
+        )
+        code = worker.process.exitcode
+        self.display.say(f"a worker died (exit code {code}); its devices are trained again, {then}")
+        if again:
+            self.start()
+
+    def close(self) -> None:
+        """Workers hold nothing that could be lost."""
+        for worker in self.workers:
+            worker.line.close()
+            worker.process.kill()
+            worker.process.join()
+        self.workers = []
+
+
+def may_fork() -> bool:
+    """Whether a fork of this process can train: no Python thread runs that could hold a lock at that moment. Threads
+    that only libraries have (OpenBLAS, allocators) take care of forks themselves."""
+    return sys.platform == "linux" and threading.active_count() == 1
+
+
+def work_forked(line: Connection, others: list[Connection], executor: InProcess, rooms: list[Rooms]) -> None:
+    """The life of a forked worker. It lets go of what it inherited: our ends of the lines, so that every worker sees it
+    when we are gone, and the files of the run, whose lock must end with us."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in others:
+        other.close()
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            writable = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
+            if number > 2 and writable and stat.S_ISREG(os.fstat(number).st_mode):
+                os.close(number)
+    work(line, rooms, lambda: executor)
+
+
+def work_spawned(line: Connection, experiment: Experiment, dataset: Dataset, rooms: list[Rooms]) -> None:
+    """The life of a spawned worker."""
+    keep_memory()
+
+    def build() -> InProcess:
+        from fedcluster.training.setup import executor_of
+
+        return executor_of(experiment, dataset)
+
+    work(line, rooms, build)
+
+
+def work(line: Connection, rooms: list[Rooms], build: Callable[[], InProcess]) -> None:
+    """Until the line is closed, train a device and leave its update in the slot given."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    try:
+        executor = build()
+        line.send(Ready(executor.learner.arithmetic))
+        while True:
+            exchange, place, slot = line.recv()
+            room = rooms[exchange]
+            received, memory = take(room.received, 0), take(room.memory, slot)
+            message, kept = executor.train_device(exchange, place, received, memory)
+            put(message, room.sent, slot)
+            put(kept, room.memory, slot)
+            line.send("done")
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except FedClusterError as error:
+        line.send(error)
+    except Exception:
+        line.send(RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
+
+
+def shared(count: int, form: Message) -> Message:
+    """Room for `count` messages of this form, in memory that processes share."""
+    return {
+        name: torch.zeros(count, *tensor.shape, dtype=tensor.dtype).share_memory_()  # type: ignore[no-untyped-call]
+        for name, tensor in form.items()
+    }
+
+
+def put(message: Message, room: Message, slot: int) -> None:
+    for name, tensor in message.items():
+        room[name][slot].copy_(tensor)
+
+
+def take(room: Message, slot: int) -> Message:
+    return {name: tensor[slot] for name, tensor in room.items()}
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def sendable(experiment: Experiment) -> bool:
+    """Whether a new process can be told this experiment: functions of one's own must be importable."""
+    try:
+        pickle.dumps(experiment)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True

@@ -1,0 +1,180 @@
+"""A cohort trained at once: its devices' models as rows of one tensor, their gradients by torch.func.
+
+For a GPU, which one small model cannot fill, and for models so small that calling an operation costs more than
+running it. The algorithms are the very same: on w [devices, n] in place of [n], sums broadcast. Gradients are those
+of the sequential path up to rounding, because operations on stacked weights add up in another order.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcluster.fleet.schedule import Cycle
+from fedcluster.models.flat_model import Learner, Loss
+from fedcluster.models.local_sgd import Batches
+from fedcluster.state import Message
+from fedcluster.training.acceptance import Update
+from fedcluster.training.executors.in_process import InProcess, Memory
+
+ROOM = 256 * 2**20  # bytes of a stack on a CPU; on a GPU it is half of what is free
+TOLERANCE = 1e-4  # of a stacked gradient, relative to the largest number in it
+COPIES = 6  # vectors as long as the model that a device in a stack needs: w, its gradient, moments
+
+
+class StackedLearner(Learner):
+    """A learner whose w has a row for each of several devices."""
+
+    def __init__(self, one: Learner, count: int) -> None:
+        self.module, self.objective, self.size, self.chain = one.module, one.objective, one.size, None
+        self.counters, self.noise = {}, []  # a model that counts or draws random numbers cannot be stacked
+        self.w = one.w.repeat(count, 1)
+        self.gradient = self.w.new_zeros(count, one.size)
+        loss = Loss(one.module, one.objective)
+        gradient = torch.func.grad(lambda w, x, y: loss.at(one.named(w), x, y))
+        self.gradients = torch.func.vmap(gradient)
+
+    def load(self, w: Tensor) -> None:
+        self.w.copy_(w)
+
+    def differentiate(self, x: Tensor, y: Tensor) -> None:
+        self.batch = x, y
+        self.gradient.copy_(self.gradients(self.w, x, y)[:, : self.size])
+
+
+class StackedBatches(Batches):
+    """The batches of several devices in step with each other. All have as many steps and as many samples."""
+
+    def __init__(self, devices: list[Batches]) -> None:
+        first = devices[0]
+        self.devices, self.rows, self.steps = devices, first.rows, first.steps
+        self.dataset, self.options, self.seed, self.place = first.dataset, first.options, first.seed, first.place
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return stack(self.devices)
+
+    def whole(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return stack([batches.whole() for batches in self.devices])
+
+
+def stack(parts: list[Batches] | list[Iterator[tuple[Tensor, Tensor]]]) -> Iterator[tuple[Tensor, Tensor]]:
+    for together in zip(*parts, strict=True):
+        yield stack_of(together)
+
+
+def stack_of(batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.stack([x for x, _ in batches]), torch.stack([y for _, y in batches])
+
+
+class Stacked:
+    """Trains as many devices at once as fit; those whose data or steps differ in number, in stacks of their own."""
+
+    def __init__(self, here: InProcess) -> None:
+        self.here = here
+        self.most = room(here.learner.device) // weight(here)
+        self.learners: dict[int, StackedLearner] = {}
+
+    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
+        here = self.here
+        places = [(cycle.round, cycle.cycle, device) for device in cycle.cohort.tolist()]
+        batches = {k: Batches(here.dataset, here.rows(k), here.options, here.seed, (j, K, k)) for j, K, k in places}
+
+        def alike(device: int) -> tuple[int, int]:
+            return len(batches[device].rows), batches[device].steps
+
+        for _, group in groupby(sorted(batches, key=alike), key=alike):
+            devices = list(group)
+            for start in range(0, len(devices), max(1, self.most)):
+                chunk = devices[start : start + max(1, self.most)]
+                kept = [memory.get(device, here.new) for device in chunk]
+                memories = {name: torch.stack([one[name] for one in kept]) for name in here.new}
+                together = StackedBatches([batches[device] for device in chunk])
+                sent = here.exchanges[exchange].train(self.learner(len(chunk)), received, together, memories)
+                for row, device in enumerate(chunk):
+                    mine = {name: rows[row].clone() for name, rows in memories.items()}
+                    if mine and all(bool(torch.isfinite(tensor).all()) for tensor in mine.values()):
+                        memory[device] = mine
+                    message = {name: rows[row] for name, rows in sent.items()}
+                    yield Update(device, cycle.round, cycle.cycle, message)
+
+    def learner(self, count: int) -> StackedLearner:
+        if count not in self.learners:
+            self.learners[count] = StackedLearner(self.here.learner, count)
+        return self.learners[count]
+
+    def close(self) -> None:
+        pass
+
+
+def room(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else ROOM
+
+
+def weight(here: InProcess) -> int:
+    """Bytes that one device takes in a stack: its vectors, and what a batch leaves for the backward pass."""
+    saved = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal saved
+        saved += tensor.numel() * tensor.element_size()
+        return tensor
+
+    x, y = sample(here)
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        here.learner.objective(here.learner.module, x[0], y[0])
+    per_sample = saved // len(y[0])
+    size = len(here.rows(0)) if here.options.batch == "full" else here.options.batch
+    return COPIES * here.learner.w.numel() * 4 + 2 * per_sample * size
+
+
+def sample(here: InProcess) -> tuple[Tensor, Tensor]:
+    """Two small batches of a device's data, as if of two devices."""
+    rows = here.rows(0)
+    batches = Batches(here.dataset, rows, here.options, here.seed, (0, 0, 0))
+    x, y = stack_of([batches.gather(np.resize(half, 16)) for half in (rows, rows[::-1])])
+    return x.to(here.learner.device), y.to(here.learner.device)
+
+
+def stackable(here: InProcess) -> str | None:
+    """Why this model cannot be trained in stacks; None when it can, which is tried."""
+    learner = here.learner
+    if learner.size < learner.w.numel():
+        return "it has weights that are not trained, or running statistics"
+    x, y = sample(here)
+    together = StackedLearner(learner, len(x))
+    learner.module.train()
+    try:
+        together.differentiate(x, y)
+    except Exception as error:  # a module may do anything
+        return str(error).splitlines()[0][:120]
+    for row in range(len(x)):
+        learner.differentiate(x[row], y[row])
+        difference = (together.gradient[row] - learner.gradient).abs().max()
+        if difference > TOLERANCE * learner.gradient.abs().max():
+            return f"its gradients come out differently, by {float(difference):.1e}"
+    return None
+
+
+def faster(here: InProcess, cycle: Cycle, start: Message, workers: int) -> bool:
+    """Whether this cohort trains faster in a stack than by `workers` processes one after the other, by trying both."""
+    stacked = Stacked(here)
+    few = Cycle(cycle.round, cycle.cycle, cycle.cluster, cycle.cohort[:4], cycle.weights[:4])
+    return seconds(stacked, cycle, start) / len(cycle.cohort) < seconds(here, few, start) / len(few.cohort) / workers
+
+
+def seconds(executor: InProcess | Stacked, cycle: Cycle, start: Message) -> float:
+    for _ in executor.train(cycle, start, 0, {}):  # once to warm up
+        pass
+    began = time.perf_counter()
+    for _ in executor.train(cycle, start, 0, {}):
+        pass
+    if executor_device(executor).type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def executor_device(executor: InProcess | Stacked) -> torch.device:
+    return (executor.here if isinstance(executor, Stacked) else executor).learner.device

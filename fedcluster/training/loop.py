@@ -1,0 +1,245 @@
+"""Training: Algorithm 1, and what a run leaves behind."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import nn
+
+import fedcluster
+from fedcluster.algorithms import exchanged
+from fedcluster.allocator import keep_memory
+from fedcluster.analysis.plots import curves
+from fedcluster.errors import BadExperiment, BadRun, BudgetExceeded, LostRank, LostServer, NotAlike
+from fedcluster.experiment import Experiment
+from fedcluster.processes import leave_if_importing
+from fedcluster.runs import fingerprints as code
+from fedcluster.runs.directory import Folder
+from fedcluster.runs.ledger import Ledger
+from fedcluster.runs.metrics import Line, Recorder, read_lines
+from fedcluster.runs.progress import Display, suited
+from fedcluster.state import State
+from fedcluster.training import divergence
+from fedcluster.training.cycle import run_cycle
+from fedcluster.training.executors.distributed import agree, check_alike, everywhere, joined, leading, restarts
+from fedcluster.training.executors.stacked import Stacked
+from fedcluster.training.setup import Setup, prepare, spread, unequal_clusters
+
+COHORTS = ("sequential", "stacked", "auto")
+ONE_AT_A_TIME = RLock()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run: the lines of metrics.jsonl, the trained module, and where it was written."""
+
+    history: list[Line]
+    model: nn.Module
+    out: Path | None = None
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    resume: bool = False,
+    display: Display | None = None,
+    workers: int = 1,
+    device: str = "cpu",
+    cohorts: str = "sequential",
+    strict_budget: bool = False,
+) -> Result:
+    """Train. With `out`, everything is written there, and `resume` goes on where an earlier run stopped.
+
+    `workers` processes share the work; their number changes nothing but the time. `cohorts` may be trained
+    "sequential", "stacked" (see `stacked`), or in whichever way "auto" finds faster. `strict_budget` refuses
+    algorithms that need more than one download and one upload a device and round.
+    """
+    leave_if_importing()
+    check_options(workers, cohorts, device)
+    keep_memory()
+    display = (display or suited()) if leading() else Display()
+    folder = Folder(Path(out), experiment, resume or restarts() > 0) if out is not None and leading() else None
+    with closing(folder) if folder else nullcontext(), repeatable(), display, joined(device):
+        setup = prepare(experiment, display, device)
+        keep_budget(setup, strict_budget, display)
+        if everywhere(folder is not None and folder.finished):
+            if folder:
+                folder.compare(fingerprints(setup))
+            display.say(f"{out} is finished: nothing to do")
+            return finished(folder, setup, display) if folder else Result([], setup.learner.module)
+        display.announce(banner(setup))
+        if inequality := unequal_clusters(setup):
+            display.say(inequality)
+        if cohorts == "auto" and folder:
+            cohorts = folder.noted("cohorts") or cohorts
+        setup = spread(setup, workers, cohorts, display)
+        check_alike(versions() | {"arithmetic": setup.learner.arithmetic, "experiment": experiment.digest()})
+        recorder, state = begin(setup, folder, display)
+        with closing(setup.executor), closing(recorder):
+            state = train(setup, recorder, agree(state, setup.new))
+            recorder.save(state, now=True)
+        if folder:
+            finish(folder, setup, state, recorder.history)
+        setup.learner.load(state.model)
+        return Result(recorder.history, setup.learner.module, folder.path if folder else None)
+
+
+def check_options(workers: int, cohorts: str, device: str) -> None:
+    if type(workers) is not int or workers < 1:
+        raise BadExperiment(f"workers = {workers!r} is not allowed: use a whole number from 1 on")
+    if cohorts not in COHORTS:
+        raise BadExperiment(f"cohorts = {cohorts!r} is not allowed: use one of {', '.join(COHORTS)}")
+    try:
+        torch.zeros(1, device=device).item()  # "meta" has none
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise BadExperiment(f"--device {device} cannot be used here ({str(error).splitlines()[0]}): try cpu") from None
+
+
+def keep_budget(setup: Setup, strict: bool, display: Display) -> None:
+    """FedCluster's budget is one download and one upload a device and round; say so when an algorithm needs more."""
+    down, up = (len(messages) for messages in exchanged(setup.algorithm, setup.start))
+    if (down, up) == (1, 1) or not setup.devices:
+        return
+    name = setup.experiment.local.algorithm
+    needs = f"{name} needs {down} downloads and {up} upload{'s' * (up != 1)} a device and round"
+    if strict:
+        raise BudgetExceeded(f"{needs}, and the budget is one of each: take another algorithm, or not --strict-budget")
+    display.say(f"{needs}, more than the budget of one of each; the ledger counts them")
+
+
+def begin(setup: Setup, folder: Folder | None, display: Display) -> tuple[Recorder, State]:
+    """From the start, or from where the folder's run stopped."""
+    rounds, cycles, timed = setup.experiment.rounds, setup.clusters.count, setup.clock is not None
+    if folder is None:
+        display.begin(rounds, cycles, done=0)
+        return Recorder(None, display, Ledger(setup.devices), timed=timed, name=setup.schedule.name), setup.start
+    known = facts(setup, folder.facts(check=False).get("start"))
+    folder.begin(known, display)
+    state, ledger, seconds, history, turns = folder.restore(setup.start, setup.new, setup.devices, cycles, display)
+    folder.note(known)
+    if folder.begun:
+        display.say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
+    display.begin(rounds, cycles, done=state.round)
+    name = setup.schedule.name
+    return Recorder(folder.path, display, ledger, seconds, history, turns, timed, folder.run, name), state
+
+
+def train(setup: Setup, recorder: Recorder, state: State) -> State:
+    """All rounds that are left. Interrupted, or left alone by others, it saves what the last whole cycle came to."""
+    try:
+        return rounds(setup, recorder, state)
+    except (KeyboardInterrupt, LostRank, LostServer, NotAlike):
+        recorder.rescue()
+        raise
+
+
+def rounds(setup: Setup, recorder: Recorder, state: State) -> State:
+    """Algorithm 1: T rounds of M cycles, from wherever an earlier run stopped."""
+    while state.round < setup.experiment.rounds:
+        start, moved = state, list[divergence.Moved]()
+        for cycle in setup.schedule.round(state.round)[state.cycle :]:
+            result = run_cycle(setup, recorder, state, cycle)  # W_{jM+K} -> W_{jM+K+1}
+            changed = result.state.model is not state.model
+            state, moved = result.state, moved + result.furthest
+            recorder.cycle(result.turn, state, changed, hold=failed(setup, start, state), undone=result.undone)
+        if failed(setup, start, state):
+            if not any(turn["missing"] for turn in recorder.cycles.lines[-setup.clusters.count :]):
+                divergence.check(setup, recorder, start.round, {}, moved)
+            recorder.drop(start)
+            state = start
+            continue
+        state = replace(state, round=state.round + 1, cycle=0)
+        if leading():
+            scores = setup.evaluate(state.model)
+            divergence.check(setup, recorder, start.round, scores, moved)
+            recorder.round(state, scores)
+    return state
+
+
+def failed(setup: Setup, start: State, state: State) -> bool:
+    """Whether no cycle of the round has succeeded so far. In a federation such a round is taken again."""
+    return setup.min_updates > 0 and start.cycle == 0 and state.model is start.model
+
+
+def banner(setup: Setup) -> str:
+    """What is about to be trained, in a line."""
+    experiment = setup.experiment
+    name = experiment.model.name if isinstance(experiment.model.name, str) else type(setup.learner.module).__name__
+    data = setup.dataset.name if setup.dataset else "the devices' data"
+    what = f"{name} with {setup.learner.parameters:,} parameters on {data}"
+    if experiment.method == "centralized":
+        return f"{what}: centralized on {setup.fleet.sizes[0]:,} pooled samples"
+    sizes = f"{len(setup.fleet):,} devices in {setup.clusters.count:,} cluster{'s' * (setup.clusters.count > 1)}"
+    return f"{what}: {sizes}, {setup.schedule.cohort_size():,} devices a round"
+
+
+def facts(setup: Setup, start: Line | None = None) -> dict[str, Any]:
+    """What the run stands on; `start` are the scores of W_0, where they are known."""
+    return {
+        **versions(),
+        "parameters": setup.learner.parameters,
+        "devices": len(setup.fleet),
+        "clusters": setup.clusters.count,
+        "arithmetic": setup.learner.arithmetic,
+        "cohorts": "stacked" if isinstance(setup.executor, Stacked) else "sequential",
+        "fingerprints": fingerprints(setup),
+        "start": setup.evaluate(setup.start.model) if start is None else start,
+    }
+
+
+def versions() -> dict[str, str]:
+    return {"fedcluster": fedcluster.__version__, "torch": torch.__version__, "numpy": np.__version__}
+
+
+def fingerprints(setup: Setup) -> dict[str, str]:
+    """Digests of what names stand for, which may change while the names do not."""
+    found = {
+        "data": setup.dataset.digest() if setup.dataset else "with the devices",
+        "clusters": setup.clusters.digest(),
+        "model": sha256(setup.start.model.cpu().numpy().tobytes()).hexdigest(),
+    }
+    if setup.fleet.known.columns():
+        found["fleet"] = setup.fleet.known.digest()
+    given = {"model code": setup.experiment.model.name, "algorithm": setup.experiment.local.algorithm}
+    return found | {what: code.digest(thing) for what, thing in given.items() if code.is_own(thing)}
+
+
+def finish(folder: Folder, setup: Setup, state: State, history: list[Line]) -> None:
+    """The picture, then the model: its presence says that everything else is there."""
+    start = {"round": 0, **folder.noted("start")}
+    if "test_loss" in start:
+        curves({"run": [[start, *history]]}, folder.path / "curves.png", title=banner(setup))
+    folder.finish(save(setup.learner.state_dict(state.model)))
+
+
+def finished(folder: Folder, setup: Setup, display: Display) -> Result:
+    """The result of a run that ended earlier, checked against what it noted when it ended."""
+    folder.check_finished(display)
+    path = folder.path / "model.safetensors"
+    try:
+        setup.learner.load(setup.learner.from_state_dict(load_file(path)))
+    except (OSError, SafetensorError, ValueError, RuntimeError):
+        raise BadRun(f"{path} is damaged: delete it, and --resume writes it again from the checkpoint") from None
+    return Result(read_lines(folder.path / "metrics.jsonl"), setup.learner.module, folder.path)
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """One thread, so that sums do not depend on the number of cores; torch's generator left as it was. That generator
+    belongs to the process, so that runs in several threads of one process wait for one another."""
+    with ONE_AT_A_TIME:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                yield
+        finally:
+            torch.set_num_threads(threads)

@@ -1,0 +1,104 @@
+"""The norm bound: an update may not move much further than updates usually do. Sun, Kairouz, Suresh, McMahan: Can You
+Really Backdoor Federated Learning?, 2019.
+
+    ||w_k - W|| <= max(norm_bound * m, ||W||)        m: the median movement of the 100 cohorts before
+
+A cohort's movement is the median of its accepted updates, the lower one where there are two. The first cycle has no
+cohort before it; there m is ||W|| + lr E sqrt(n), where the last term is E steps that change each of n weights by lr.
+Other parts of a message (SCAFFOLD's variates, gradients) have bounds of their own: on their norm, with a median of
+their own, and with lengths divided by lr.
+
+||W|| is there for honest devices: near convergence most of them hardly move, and a few that hold hard samples move a
+thousand times as far as the median. They stay well below the length of the model, and an update that does cannot
+destroy it.
+
+A bound is fixed before the first update of its cycle comes, so that the order in which updates come changes nothing.
+"""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fedcluster.experiment import Local
+from fedcluster.models.kernels import library as compiled
+from fedcluster.state import Message, State
+
+WINDOW = 100  # cohorts whose medians are remembered
+GRADIENTS = ("gradient", "variate")  # parts whose scale is known before there is a median
+KEY = "accept.norm_bound"
+
+
+class Norms:
+    """The bounds of one exchange, and the norms of the updates that kept to them, by device and part."""
+
+    def __init__(self, bound: float, state: State, sent: Message, form: Message, local: Local) -> None:
+        """`bound` is infinite where there is none."""
+        self.origin = sent.get("model")
+        self.before = {name: state.norms.get(name, ()) for name in form}
+        length = math.sqrt(squares(state.model)) if form else 0.0
+        first = length + local.lr * local.most_steps * math.sqrt(state.model.numel())
+        self.most = {}
+        for name, past in self.before.items():
+            unit = 1.0 if name == "model" else local.lr
+            known = past or name == "model" or name in GRADIENTS
+            self.most[name] = most(bound, past, length / unit, first / unit) if known else math.inf
+        self.kept: dict[int, dict[str, float]] = {}
+
+    def fault(self, device: int, message: Message) -> str | None:
+        """Why this message, whose names and shapes are right, is refused; if it is not, its norms are noted."""
+        found = {}
+        for name, tensor in message.items():
+            total = squares(tensor, self.origin if name == "model" else None)
+            if not math.isfinite(total):
+                return f"{name}: not finite"
+            found[name] = math.sqrt(total)
+            if found[name] > self.most[name]:
+                return f"{name}: {too_far(found[name], self.most[name], KEY)}"
+        self.kept[device] = found
+        return None
+
+    def after(self, kept: dict[int, dict[str, float]]) -> dict[str, tuple[float, ...]]:
+        """The medians of recent cohorts, given the norms that all ranks have kept of this one."""
+        if not kept:
+            return self.before
+        return {name: remember(past, [found[name] for found in kept.values()]) for name, past in self.before.items()}
+
+    def furthest(self, kept: dict[int, dict[str, float]]) -> list[tuple[float, int]]:
+        """How many times the median the update that moved furthest moved, and whose it was, where there is one."""
+        times = []
+        for name, past in self.before.items():
+            usual = lower_median(past or [found[name] for found in kept.values()]) if kept else 0.0
+            times += [(found[name] / usual, device) for device, found in kept.items() if usual]
+        return [max(times)] if times else []
+
+
+def most(bound: float, before: Sequence[float], length: float, first: float) -> float:
+    """The largest norm that is accepted, given the medians of the cohorts before; `first` stands in for their median
+    where there is none, or nobody moved. A norm of up to `length` is always accepted."""
+    if math.isinf(bound):
+        return bound
+    usual = lower_median(before) if before else 0.0
+    return max(bound * (usual or first), length)
+
+
+def remember(before: Sequence[float], norms: list[float]) -> tuple[float, ...]:
+    return (*before, lower_median(norms))[-WINDOW:]
+
+
+def lower_median(numbers: Sequence[float]) -> float:
+    return sorted(numbers)[(len(numbers) - 1) // 2]
+
+
+def too_far(norm: float, limit: float, key: str) -> str:
+    return f"moved by {norm:.3g}, more than the {limit:.3g} that {key} allows"
+
+
+def squares(vector: Tensor, origin: Tensor | None = None) -> float:
+    """The sum of (v - origin)^2, in float64. It is finite if and only if all of v is."""
+    if compiled.applies(vector) and (origin is None or compiled.applies(origin)):
+        total = compiled.squares(vector, origin)
+        if math.isfinite(total):  # else float32 may have been too small for the squares
+            return total
+    moved = vector.double() if origin is None else vector.double() - origin
+    return float(moved.square().sum())

@@ -1,0 +1,265 @@
+"""Preparation: the straight line from the experiment to the first cycle."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from fedcluster import algorithms
+from fedcluster.data import sources
+from fedcluster.data.dataset import Dataset
+from fedcluster.errors import BadData, BadExperiment
+from fedcluster.experiment import Experiment, Local
+from fedcluster.fleet import clock as clocks
+from fedcluster.fleet import fleet
+from fedcluster.fleet.clustering import clusters
+from fedcluster.fleet.schedule import Cycle, Schedule
+from fedcluster.inputs import check_size, located
+from fedcluster.models import zoo as models
+from fedcluster.models.flat_model import Learner, Objective, cross_entropy
+from fedcluster.models.kernels import library as compiled
+from fedcluster.runs.ledger import size
+from fedcluster.runs.progress import Display
+from fedcluster.state import Message, State
+from fedcluster.training.evaluation import Evaluator
+from fedcluster.training.executors.distributed import Ranks, among_ranks, from_rank_0
+from fedcluster.training.executors.in_process import Executor, InProcess
+from fedcluster.training.executors.processes import Workers, sendable
+from fedcluster.training.executors.stacked import Stacked, faster, stackable
+from fedcluster.training.survey import gradient_sketches
+
+MANY = 20_000  # devices, whose clusters take more than a moment to find
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Everything that stands before the first cycle."""
+
+    experiment: Experiment
+    dataset: Dataset | None  # None where only the devices of a federation have data
+    fleet: fleet.Fleet
+    clusters: clusters.Clusters
+    schedule: Schedule
+    learner: Learner
+    algorithm: algorithms.FedAvg
+    optimizer: algorithms.ServerOptimizer | None
+    executor: Executor
+    clock: clocks.Clock | None
+    evaluate: Evaluator
+    start: State
+    new: Message  # what a device keeps that has not taken part
+    devices: int  # on the ledger
+    min_updates: int = 0  # with fewer a cycle fails, and a round of nothing else is taken again: in a federation
+
+
+def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Setup:
+    """Experiment -> dataset -> fleet -> clusters -> schedule, and the learner with its start W_0."""
+    seed, options = experiment.seed, experiment.clusters
+    dataset = sources.open_dataset(experiment.data.name, display.say)
+    everyone = fleet.build(experiment.fleet, dataset, seed, experiment.accept.cap(claimed=False))
+    if everyone.repeats:
+        display.say(
+            f"{dataset.name}: a class is smaller than a device's share of it, so devices hold samples more than once"
+        )
+    groups = group(experiment, dataset, everyone, display)
+    if groups.left_out():
+        display.say(f"{groups.left_out():,} of {len(everyone):,} devices are in no cluster, so they take no part")
+    schedule = Schedule(
+        options, everyone, groups, seed, 1.0 if experiment.clock is None else experiment.clock.over_select
+    )
+    central = experiment.method == "centralized"
+    local = pooled_budget(experiment, everyone, schedule, display) if central else experiment.local
+    algorithm = algorithms.Centralized(local) if central else algorithms.build(local, seed)
+    learner = beginner(experiment, dataset, device, algorithm.objective)
+    if learner.could_be_compiled and compiled.library() is None:
+        display.say(f"training with torch, which is slower for this model: {compiled.why_torch}")
+    evaluate = Evaluator(learner, dataset, everyone, seed)
+    devices = len(everyone)
+    if central:
+        everyone, groups = pool(everyone, seed), clusters.Clusters(np.zeros(1, np.int32), 1)
+        schedule = Schedule(options, everyone, groups, seed)
+        devices = 0  # the data are in one place: nothing travels
+    optimizer = None if central else algorithms.optimizer(experiment.server)
+    start = algorithms.first_state(algorithm, optimizer, learner.w.clone(), learner.size)
+    clock = None
+    if experiment.clock is not None and not central:
+        clocks.check(experiment.clock, schedule)
+        down, up = (sum(map(size, messages)) for messages in algorithms.messages(algorithm, start))
+        clock = clocks.Clock(experiment.clock, everyone, local, seed, down, up)
+    return Setup(
+        experiment=experiment,
+        dataset=dataset,
+        fleet=everyone,
+        clusters=groups,
+        schedule=schedule,
+        learner=learner,
+        algorithm=algorithm,
+        optimizer=optimizer,
+        executor=InProcess(algorithm, learner, dataset, everyone, local, seed),
+        clock=clock,
+        evaluate=evaluate,
+        start=start,
+        new=algorithm.device_memory(learner.w, learner.size),
+        devices=devices,
+    )
+
+
+def beginner(
+    experiment: Experiment, dataset: Dataset, device: str = "cpu", objective: Objective = cross_entropy
+) -> Learner:
+    """The model at its start W_0."""
+    learner = untried(experiment, dataset.shape, dataset.classes, device, objective)
+    check_output(learner, dataset)
+    return learner
+
+
+def untried(experiment: Experiment, shape: tuple[int, ...], classes: int, device: str, objective: Objective) -> Learner:
+    """The model at its start, where there may be no data to try it on."""
+    learner = Learner(models.build(experiment.model.name, shape, classes, experiment.seed), device, objective)
+    if experiment.model.init is not None:
+        learner.load(starting_point(located(experiment.model.init, "model.init"), learner, "model.init"))
+    return learner
+
+
+def group(experiment: Experiment, dataset: Dataset, everyone: fleet.Fleet, display: Display) -> clusters.Clusters:
+    """The clusters; where they go by gradients, by those of cross-entropy at W_0, which under torchrun are rank 0's."""
+    options, seed, features = experiment.clusters, experiment.seed, None
+    searched = options.method in ("balanced", "similar")
+    if searched and len(everyone) >= MANY:
+        display.say(f"looking for {options.method} clusters of {len(everyone):,} devices")
+    if searched and options.features == "gradients":
+        learner = beginner(experiment, dataset)
+        features = gradient_sketches([learner], learner.w.clone(), dataset, everyone, experiment.local, seed, display)
+        features = from_rank_0(features)
+    return clusters.build(options, everyone, seed, features)
+
+
+def unequal_clusters(setup: Setup) -> str | None:
+    """A sentence where the clusters' weights q_K differ. Clusters that are redrawn every round are equal on average."""
+    if setup.experiment.clusters.method == "redrawn":
+        return None
+    return setup.clusters.inequality(setup.fleet)
+
+
+def executor_of(experiment: Experiment, dataset: Dataset) -> InProcess:
+    """What a worker process needs, built from the experiment: the same for everyone who builds it."""
+    everyone = fleet.build(experiment.fleet, dataset, experiment.seed)
+    algorithm = algorithms.build(experiment.local, experiment.seed)
+    module = models.build(experiment.model.name, dataset.shape, dataset.classes, experiment.seed)
+    learner = Learner(module, objective=algorithm.objective)
+    return InProcess(algorithm, learner, dataset, everyone, experiment.local, experiment.seed)
+
+
+def spread(setup: Setup, workers: int, cohorts: str, display: Display) -> Setup:
+    """Let a cohort be trained at once, or by several processes, torchrun's or our own, where there is something to
+    share out."""
+    experiment, here = setup.experiment, setup.executor
+    assert isinstance(here, InProcess)
+    setup.evaluate.threads = workers
+    if among_ranks():
+        return replace(setup, executor=Ranks(here))
+    largest = max(setup.schedule.round(0), key=lambda cycle: len(cycle.cohort))
+    count = min(workers, len(largest.cohort)) if here.learner.device.type == "cpu" else 1
+    if together(here, cohorts, largest, setup.algorithm.exchanges[0].broadcast(setup.start), count, display):
+        return replace(setup, executor=Stacked(here))
+    if count < 2:
+        return setup
+    if not sendable(experiment):
+        display.say("training in one process: a function of the experiment cannot be imported by another")
+        return setup
+    cycles = experiment.rounds * setup.clusters.count
+    return replace(setup, executor=Workers(count, cycles, here, experiment, setup.start, display))
+
+
+def together(here: InProcess, cohorts: str, largest: Cycle, sent: Message, count: int, display: Display) -> bool:
+    """Whether a cohort is to be trained in stacks; what cannot be, is not."""
+    if cohorts == "sequential" or len(largest.cohort) < 2:
+        return False
+    why = stackable(here)
+    if why is not None:
+        display.say(f"training one device after the other: this model cannot be stacked ({why})")
+        return False
+    if cohorts == "stacked":
+        return True
+    won = faster(here, largest, sent, count)
+    display.say(f"cohorts are trained {'in stacks' if won else 'one device after the other'}, which is faster here")
+    return won
+
+
+def starting_point(path: Path, learner: Learner, key: str) -> torch.Tensor:
+    """A model from a safetensors file whose tensors are named as in the model's state dict; `key` asked for it."""
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError:
+        raise BadData(f"{key}: there is no file {path}") from None
+    except (OSError, SafetensorError) as error:
+        raise BadData(f"{key}: {path} is not a safetensors file ({error})") from None
+    try:
+        vector = learner.from_state_dict(tensors)
+    except ValueError as error:
+        wanted = form({key: learner.shapes[name] for key, name in learner.keys.items() if name in learner.shapes})
+        raise BadData(f"{key}: {path} must have the tensors {wanted}, but {error} does not fit") from None
+    if not torch.isfinite(vector).all():
+        raise BadData(f"{key}: {path} has values that are not finite")
+    return vector
+
+
+def form(shapes: dict[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+
+
+def check_output(learner: Learner, dataset: Dataset) -> None:
+    """A model of one's own may not fit the data: find out now, and say how."""
+    learner.module.eval()
+    try:
+        with torch.no_grad():
+            scores = learner.module(dataset.inputs(dataset.x_train[:2]).to(learner.device))
+    except Exception as error:  # a model may do anything
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadExperiment(f"model.name: the model does not take samples {list(dataset.shape)} ({why})") from None
+    if not isinstance(scores, torch.Tensor):
+        raise BadExperiment(
+            f"model.name: the model returns a {type(scores).__name__}, and it must return one tensor, "
+            f"a row of {dataset.classes} scores for each sample: wrap it in a module that does"
+        )
+    if tuple(scores.shape) != (2, dataset.classes):
+        raise BadExperiment(
+            f"model.name: the model gives {list(scores.shape[1:])} scores a sample, "
+            f"but the data have {dataset.classes} classes"
+        )
+
+
+def pooled_budget(experiment: Experiment, everyone: fleet.Fleet, schedule: Schedule, display: Display) -> Local:
+    """Centralized SGD spends in a round the samples that the fleet's cohorts spend: the paper's 1000 x 60. A sentence
+    says so where whole steps cannot."""
+    options, local = experiment.centralized, experiment.local
+    spent = samples_a_round(schedule, everyone, local)
+    one_step = int(everyone.sizes.sum()) if options.batch == "full" else options.batch
+    steps = options.steps or max(1, round(spent / one_step))
+    if options.steps is None and steps * one_step != spent:
+        average = "" if isinstance(local.steps, int) and local.batch != "full" else " on average"
+        display.say(
+            f"centralized training takes {steps:,} step{'s' * (steps > 1)} of {one_step:,} samples a round, "
+            f"{steps * one_step:,} in all; the fleet's cohorts use {spent:,.0f}{average}"
+        )
+    return local.model_copy(update={"algorithm": "fedavg", "steps": steps, "batch": options.batch})
+
+
+def samples_a_round(schedule: Schedule, everyone: fleet.Fleet, local: Local) -> float:
+    """Samples that the cohorts of a round use in their local steps, on average over the draws of cohorts and steps."""
+    if local.batch != "full":
+        return schedule.cohort_size() * local.mean_steps * local.batch
+    members = schedule.clusters.members_in(0, schedule.seed)
+    sizes = [cycle.wanted * everyone.sizes[members[cycle.cluster]].mean() for cycle in schedule.round(0)]
+    return float(sum(sizes)) * local.mean_steps
+
+
+def pool(everyone: fleet.Fleet, seed: int) -> fleet.Fleet:
+    """One device that holds all data: centralized training is the same code with M = n = 1."""
+    check_size("the fleet's pooled data, as a list of places,", 8 * int(everyone.sizes.sum()))
+    rows = everyone.pooled(int(everyone.sizes.sum()), seed)
+    mix = lambda _: np.sum([everyone.mix(k) for k in range(len(everyone))], axis=0)  # noqa: E731
+    return fleet.Fleet(np.array([len(rows)]), np.zeros(1, np.int32), lambda _: rows, mix)

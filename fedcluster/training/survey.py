@@ -1,0 +1,182 @@
+"""A survey of the fleet at one model w: one pass over the data of every device, or of a sample of a large fleet.
+
+Of each device it keeps f_k(w), ||grad f_k(w)||^2, the variance of its batch gradient and a sketch of its gradient; no
+more than a few devices' gradients are in memory at once. The module is in evaluation mode (no dropout, running
+statistics as they are), so that f_k is a function of w alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcluster.data.dataset import Dataset
+from fedcluster.experiment import Local
+from fedcluster.fleet.clustering.clusters import Clusters
+from fedcluster.fleet.fleet import Fleet, Floats, Ints
+from fedcluster.models.flat_model import Learner, Loss
+from fedcluster.models.local_sgd import Batches
+from fedcluster.rng import stream
+from fedcluster.runs.progress import Display
+from fedcluster.training.sketches import Sketch
+from fedcluster.training.threads import in_order
+
+LEAST_ROWS, ROWS = 32, 10_000  # samples whose own gradients are taken: of each device, and about so many in all
+ROOM = 64 * 2**20  # bytes of per-sample gradients at a time
+CLUSTER_ROOM = 2**30  # bytes for the clusters' own gradients, which make H_cluster exact
+
+PerSample = Callable[[Tensor, Tensor], dict[str, Tensor]]
+"""The gradients of single samples (x, y) as rows, by the names of what is trained."""
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What a pass found, a row for each of `devices`: all of them, or in large fleets a sample. `between` is H_cluster
+    without sketching, where all devices were visited and the clusters' gradients had room."""
+
+    devices: Ints
+    losses: Floats  # f_k(w)
+    norms: Floats  # ||grad f_k(w)||^2
+    variances: Floats  # s_k^2, of one batch of the experiment
+    errors: Floats  # their standard errors: 0 where all of a device's samples were looked at
+    sketches: Floats
+    copies: int  # independent sketches side by side in a row
+    gradient: float  # ||grad f(w)||^2, of the devices visited
+    between: float | None
+
+
+def survey(
+    learners: list[Learner],
+    w: Tensor,
+    dataset: Dataset,
+    fleet: Fleet,
+    devices: Ints,
+    local: Local,
+    seed: int,
+    display: Display,
+    clusters: Clusters | None = None,
+    what: str = "gradients of the devices",
+) -> Survey:
+    """Look at these devices once, with a thread for every learner. With `clusters`, and if they are all devices, also
+    at the gradient of each cluster, exactly."""
+    n, size, sketch = len(devices), learners[0].size, Sketch(learners[0].size, seed)
+    weights = fleet.weights[devices] / fleet.weights[devices].sum()
+    losses, norms, variances, errors = (np.zeros(n) for _ in range(4))
+    sketches = np.zeros((n, sketch.length), np.float32)
+    total = torch.zeros(size, dtype=torch.float64)
+    exact = clusters is not None and n == len(fleet) and clusters.count * size * 4 <= CLUSTER_ROOM
+    sums = torch.zeros(clusters.count if clusters and exact else 0, size)
+    most = max(LEAST_ROWS, ROWS // n)
+
+    def look(tool: tuple[Learner, PerSample], i: int) -> Tensor:
+        """Everything of one device but sums over several; the gradient that they need."""
+        learner, single = tool
+        k = int(devices[i])
+        batches = Batches(dataset, fleet.draw(k), local, seed, (0, 0, k))
+        losses[i], gradient = loss_and_gradient(learner, w, batches)
+        norms[i] = float(gradient.double().square().sum())
+        sketches[i] = sketch(gradient).numpy()
+        if local.batch != "full":
+            rows = sample_rows(batches.rows, most, seed, "variance", k)
+            apart = square_deviations(single, batches, rows, learner.named(gradient, partial=True)) / local.batch
+            variances[i] = apart.mean()
+            if len(rows) < len(batches.rows):
+                errors[i] = apart.std(ddof=1) * np.sqrt((1 - len(rows) / len(batches.rows)) / len(rows))
+        return gradient.cpu()
+
+    tools = [(learner, single_gradients(learner, w, dataset)) for learner in learners]
+    for i, gradient in enumerate(in_order(look, display.track(range(n), what, "devices"), tools)):
+        total.add_(gradient, alpha=float(weights[i]))
+        if clusters is not None and exact:
+            sums[clusters.assignment[devices[i]]].add_(gradient, alpha=float(weights[i]))
+    between = None
+    if clusters is not None and exact:
+        shares = clusters.weights(fleet)
+        between = sum(
+            float(q * (mine.double() / q - total).square().sum()) for q, mine in zip(shares, sums, strict=True)
+        )
+    gradient_norm = float(total.square().sum())
+    return Survey(devices, losses, norms, variances, errors, sketches, sketch.copies, gradient_norm, between)
+
+
+def loss_and_gradient(learner: Learner, w: Tensor, batches: Batches) -> tuple[float, Tensor]:
+    """f_k(w) and grad f_k(w) over all of the device's data."""
+    learner.load(w)
+    learner.module.eval()
+    loss, total, rows = 0.0, torch.zeros_like(learner.gradient), len(batches.rows)
+    for x, y in batches.whole():
+        learner.gradient.zero_()
+        value = learner.objective(learner.module, x.to(learner.device), y.to(learner.device))
+        value.backward()  # type: ignore[no-untyped-call]
+        loss += float(value.detach()) * len(y) / rows
+        total.add_(learner.gradient, alpha=len(y) / rows)
+    return loss, total
+
+
+def square_deviations(single: PerSample, batches: Batches, rows: Ints, mean: dict[str, Tensor]) -> Floats:
+    """||grad f(w; sample) - grad f_k(w)||^2 of these rows, some at a time.
+
+    A batch of b samples drawn with replacement, as ours are, has 1/b of their mean as the variance of its gradient.
+    """
+    size, device = sum(tensor.numel() for tensor in mean.values()), next(iter(mean.values())).device
+    found, several = np.zeros(len(rows)), max(1, ROOM // (4 * size))
+    for start in range(0, len(rows), several):
+        x, y = batches.gather(rows[start : start + several])
+        for name, gradients in single(x.to(device), y.to(device)).items():
+            apart = torch.linalg.vector_norm(gradients.sub_(mean[name]).flatten(1), dim=1)
+            found[start : start + several] += apart.double().square().cpu().numpy()
+    return found
+
+
+def sample_rows(rows: Ints, most: int, seed: int, role: str, device: int) -> Ints:
+    """All of a device's rows, or so many of them drawn without replacement."""
+    if len(rows) <= most:
+        return rows
+    return rows[stream(seed, role, device=device).choice(len(rows), most, replace=False, shuffle=False)]
+
+
+def single_gradients(learner: Learner, w: Tensor, dataset: Dataset) -> PerSample:
+    """Gradients of many samples at once by torch.func; one after the other for a module that torch.func cannot take,
+    such as one with an autograd function of its own."""
+    loss, trained, fixed = Loss(learner.module, learner.objective), *learner.parts(w)
+    one = torch.func.grad(lambda weights, x, y: loss.at(weights | fixed, x[None], y[None]))
+    several = torch.func.vmap(one, in_dims=(None, 0, 0))
+
+    def at_once(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        gradients: dict[str, Tensor] = several(trained, x, y)
+        return gradients
+
+    def in_turn(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        rows = []
+        for i in range(len(y)):
+            learner.differentiate(x[i : i + 1], y[i : i + 1])
+            rows.append(learner.gradient.clone())
+        named = [learner.named(row, partial=True) for row in rows]
+        return {name: torch.stack([row[name] for row in named]) for name in trained}
+
+    learner.load(w)
+    learner.module.eval()
+    try:
+        at_once(dataset.inputs(dataset.x_train[:2]).to(w.device), dataset.y_train[:2].to(w.device))
+    except Exception:  # a module may do anything
+        return in_turn
+    return at_once
+
+
+def gradient_sketches(
+    learners: list[Learner], w: Tensor, dataset: Dataset, fleet: Fleet, local: Local, seed: int, display: Display
+) -> Floats:
+    """Only the sketches: what clusters are made from with clusters.features = "gradients"."""
+    sketch = Sketch(learners[0].size, seed)
+
+    def look(learner: Learner, k: int) -> Tensor:
+        _, gradient = loss_and_gradient(learner, w, Batches(dataset, fleet.draw(k), local, seed, (0, 0, k)))
+        return sketch(gradient)
+
+    sketches = np.zeros((len(fleet), sketch.length), np.float32)
+    watched = display.track(range(len(fleet)), "gradients of the devices", "devices")
+    for k, row in enumerate(in_order(look, watched, learners)):
+        sketches[k] = row.numpy()
+    return sketches

@@ -1,0 +1,96 @@
+"""Balanced and similar clusters: better than their start, better than chance and equal in size."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcluster.analysis import heterogeneity
+from fedcluster.data.dataset import Dataset
+from fedcluster.experiment import Clusters as Options
+from fedcluster.experiment import Fleet
+from fedcluster.fleet import fleet as fleets
+from fedcluster.fleet.clustering import anticlustering as anticluster
+from fedcluster.fleet.clustering import clusters as clusterings
+from fedcluster.fleet.clustering.clusters import Clusters
+from fedcluster.rng import stream
+from tests.fleet.test_fleet import dataset
+
+
+def uneven(devices: int, seed: int) -> fleets.Fleet:
+    """Devices of 1 to 60 samples, whose label mixes differ."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 60, devices)
+    y = np.concatenate([rng.choice(6, n, p=rng.dirichlet(np.full(6, 0.4))) for n in sizes])
+    data = Dataset(
+        np.zeros((len(y), 2)), y, np.zeros((6, 2)), np.arange(6), device_train=np.repeat(range(devices), sizes)
+    )
+    return fleets.build(Fleet(partition="natural"), data, 0)
+
+
+FLEETS: dict[str, Any] = {
+    "major class": lambda: fleets.build(Fleet(devices=100, samples=50, rho_device=0.9), dataset(), 0),
+    "dirichlet": lambda: fleets.build(Fleet(devices=101, samples=50, partition="dirichlet"), dataset(), 0),
+    "uneven": lambda: uneven(90, 0),
+    "iid": lambda: fleets.build(Fleet(devices=60, samples=20, partition="iid"), dataset(), 0),
+}
+
+
+@pytest.mark.parametrize("count", [2, 7, 10, 30])
+@pytest.mark.parametrize("name", FLEETS)
+def test_never_worse_than_the_start_or_the_best_of_100_random_ones(name: str, count: int) -> None:
+    fleet = FLEETS[name]()
+    options, n, p = Options(count=count), len(fleet), fleet.weights
+    u = anticluster.contributions(fleet, None)
+
+    def H(assignment: Any) -> float:
+        return heterogeneity.split(anticluster.label_shares(fleet), p, Clusters(assignment, count)).cluster
+
+    chance = [H(stream(i, "chance").permutation(np.arange(n) % count)) for i in range(100)]
+    alike = anticluster.balanced(fleet, stream(0, "clusters"), options)
+    apart = anticluster.similar(fleet, stream(0, "clusters"), options)
+    assert H(alike) == pytest.approx(anticluster.objective(alike, u, p, count), abs=1e-12)  # J is H_cluster
+    assert H(alike) <= H(anticluster.deal(u, count)) * (1 + 1e-9) + 1e-12
+    assert H(apart) >= H(anticluster.cut(u, count)) * (1 - 1e-9) - 1e-12
+    assert H(alike) < min(chance)
+    assert H(apart) > max(chance)
+    for assignment in (alike, apart):
+        assert np.ptp(np.bincount(assignment, minlength=count)) <= 1
+
+
+def test_swaps_lower_a_bad_start_every_time() -> None:
+    fleet = uneven(60, 3)
+    u, p = anticluster.contributions(fleet, None), fleet.weights
+    for seed in range(10):
+        start = stream(seed, "start").permutation(np.arange(60) % 6)
+        better = anticluster.improve(start, u, p, 6, stream(seed, "swaps"), 1)
+        assert anticluster.objective(better, u, p, 6) < 0.2 * anticluster.objective(start, u, p, 6)
+        assert (np.bincount(better) == 10).all()
+        worse = anticluster.improve(start, u, p, 6, stream(seed, "swaps"), -1)
+        assert anticluster.objective(worse, u, p, 6) > 2 * anticluster.objective(start, u, p, 6)
+
+
+def test_one_device_a_cluster_and_one_cluster() -> None:
+    fleet = uneven(5, 0)
+    for method in ("balanced", "similar"):
+        for count in (1, 5):
+            clusters = clusterings.build(Options(method=method, count=count), fleet, 0)
+            assert clusters.count == count
+
+
+def test_pure_devices_are_dealt_out_evenly_or_kept_together() -> None:
+    fleet = fleets.build(Fleet(devices=100, samples=10, rho_device=1.0), dataset(), 0)
+    balanced = clusterings.build(Options(method="balanced", count=10), fleet, 0)
+    for members in balanced.members:
+        assert sorted(fleet.major_class[members]) == list(range(10))
+    similar = clusterings.build(Options(method="similar", count=10), fleet, 0)
+    kept = [np.bincount(fleet.major_class[members], minlength=10).max() for members in similar.members]
+    assert np.mean(kept) > 9
+
+
+def test_features_decide() -> None:
+    """By features that say nothing of labels: pairs of opposite devices are put together."""
+    fleet = fleets.build(Fleet(devices=40, samples=10), dataset(), 0)
+    features = np.repeat(np.eye(20), 2, axis=0) * np.tile([1, -1], 20)[:, None]
+    clusters = clusterings.build(Options(method="balanced", count=20), fleet, 0, features)
+    assert heterogeneity.split(features, fleet.weights, clusters).cluster == pytest.approx(0, abs=1e-12)

@@ -1,0 +1,259 @@
+"""Federations of real processes on loopback: what the simulation finds, to the bit; also when processes are killed, and
+when attackers are among them."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.torch import save
+
+import fedcluster
+from fedcluster.experiment import Fleet
+from fedcluster.fleet.schedule import Cycle
+from fedcluster.flower import certificates
+from fedcluster.runs.ledger import Ledger
+from fedcluster.runs.metrics import Recorder
+from fedcluster.runs.progress import Display
+from fedcluster.state import Message
+from fedcluster.training import loop as training
+from fedcluster.training import setup as prepare
+from fedcluster.training.executors.in_process import InProcess, Memory
+from tests.federation import Federation, kill, until
+
+pytestmark = pytest.mark.xdist_group("federation")  # they share devices, and the machine is small
+
+SLOW = "tests.slow:Slow"
+EXPERIMENT = fedcluster.Experiment(
+    rounds=3,
+    fleet={"devices": 12, "samples": 40},
+    clusters={"count": 3, "participation": 0.5},
+    model={"name": "mlp"},
+    local={"steps": 5, "batch": 10, "lr": 0.05},
+)
+
+
+@pytest.fixture(scope="module")
+def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Twelve devices that stay while servers come and go."""
+    with Federation(tmp_path_factory.mktemp("twelve"), EXPERIMENT) as federation:
+        for k in range(12):
+            federation.join(k, "--allow", SLOW)
+        yield federation
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        {"algorithm": "fedavg"},
+        {"algorithm": "fedprox", "optimizer": "adam", "lr": 0.002},
+        {"algorithm": "scaffold"},
+        {"algorithm": "vrl_sgd", "steps": [3, 6]},  # two exchanges a turn
+        {"algorithm": "mime", "optimizer": "momentum"},  # the second does not send the model again
+    ],
+    ids=lambda local: local["algorithm"],
+)
+def test_a_federation_equals_its_simulation(twelve: Federation, tmp_path: Path, local: dict[str, Any]) -> None:
+    name = local["algorithm"]
+    experiment = EXPERIMENT.with_(**{f"local.{key}": value for key, value in local.items()})
+    server = twelve.serve(name, experiment=experiment)
+    fedcluster.run(experiment, tmp_path / name, display=Display())
+    twelve.finish(server, name)
+    assert twelve.model(name) == (tmp_path / name / "model.safetensors").read_bytes()
+    last = twelve.lines(name, "metrics.jsonl")[-1]
+    assert (last["device_updates"], last["aggregations"], last["refused"]) == (18, 9, 0)
+    assert all(turn["missing"] == [] for turn in twelve.lines(name))
+
+
+def children(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(word) for word in found.stdout.split()]
+
+
+def test_a_killed_superlink_and_a_killed_server_are_resumed(twelve: Federation, tmp_path: Path) -> None:
+    """With SCAFFOLD, whose devices keep something: a turn that is taken twice begins where it began the first time."""
+    experiment = EXPERIMENT.with_(**{"local.algorithm": "scaffold", "rounds": 5})
+    server = twelve.serve("killed", experiment=experiment)
+    until(lambda: len(twelve.lines("killed")) >= 2)
+    for pid in children(server.pid):
+        os.kill(pid, signal.SIGKILL)
+    assert server.wait(300) == 8
+    said = twelve.said("killed")
+    assert "fedcluster: Flower's SuperLink is gone" in said
+    assert "Traceback" not in said
+    before = len(twelve.lines("killed"))
+
+    server = twelve.serve("killed", "--resume", experiment=experiment)
+    until(lambda: len(twelve.lines("killed")) >= before + 3)
+    orphans = children(server.pid)
+    kill(server)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in orphans))  # the SuperLink goes with it
+
+    twelve.finish(twelve.serve("killed", "--resume", experiment=experiment), "killed")
+    fedcluster.run(experiment, tmp_path / "run", display=Display())
+    assert twelve.model("killed") == (tmp_path / "run" / "model.safetensors").read_bytes()
+    turns = [(turn["round"], turn["cycle"]) for turn in twelve.lines("killed")]
+    assert turns == [(round, cycle) for round in range(1, 6) for cycle in range(3)]
+    assert twelve.lines("killed", "metrics.jsonl")[-1]["device_updates"] == 5 * 6
+
+
+def test_killed_devices_are_missed_and_one_comes_back(twelve: Federation) -> None:
+    """One device comes late. Then three of a cluster are killed in the middle of their turn: it ends without them, and
+    one is restarted and takes part again. Then the whole cluster is dark: the others go on."""
+    slow = {"local.algorithm": SLOW, "clusters.participation": 1.0, "clusters.order": "cyclic", "rounds": 12}
+    twelve.devices.pop("11").terminate()
+    server = twelve.serve("faults", experiment=EXPERIMENT.with_(**slow))
+    until(lambda: len(twelve.lines("faults")) >= 1)
+    twelve.join(11, "--allow", SLOW)
+    until(lambda: "device 11 joins cluster" in twelve.said("faults"))
+    members = [entry["device"] for entry in roster(twelve, "faults") if entry["cluster"] == 1]
+    killed, rest, numbers = members[:3], members[3:], [int(device) for device in members]
+
+    def ours() -> list[dict[str, Any]]:
+        return [turn for turn in twelve.lines("faults") if turn["cluster"] == 1]
+
+    for device in killed:
+        os.kill(twelve.devices[device].pid, signal.SIGSTOP)  # so that the turn cannot end before they are killed
+    until(lambda: len(twelve.lines("faults")) % 3 == 1)  # theirs is the next one
+    for device in killed:
+        kill(twelve.devices[device])
+    twelve.join(killed[0], "--allow", SLOW)
+    until(lambda: any(turn["missing"] == numbers[:3] and turn["changed"] for turn in ours()))
+    until(lambda: ours()[-1]["missing"] == numbers[1:3])
+    for device in (killed[0], *rest):
+        twelve.devices[device].terminate()
+    until(lambda: ours()[-1]["missing"] == numbers)
+    twelve.finish(server, "faults")
+    for device in members:
+        twelve.join(device, "--allow", SLOW)
+    turns = twelve.lines("faults")
+    assert len(turns) == 12 * 3
+    assert not ours()[-1]["changed"]
+    assert all(turn["changed"] and turn["missing"] == [] for turn in turns if turn["cluster"] != 1)
+    last = twelve.lines("faults", "metrics.jsonl")[-1]
+    asked, lost = (sum(len(turn[name]) for turn in turns) for name in ("cohort", "missing"))
+    away = twelve.said("faults").count("it is not on line")  # nothing was sent to them
+    assert (last["downloads"], last["uploads"]) == (asked - away, asked - lost)
+
+
+def roster(federation: Federation, out: str) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads((federation.folder / out / "devices.json").read_text())["devices"]
+    return entries
+
+
+MODES = {"3": "nan", "5": "shape", "6": "names", "8": "replay", "9": "hang", "10": "flood"}
+
+
+class Honest(InProcess):
+    """The simulation from which nothing of the attackers' is heard, but for what the replayer sends at first."""
+
+    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Any]:
+        for update in super().train(cycle, received, exchange, memory):
+            mode = MODES.get(str(update.device))
+            if mode is None or (mode == "replay" and cycle.round == 0):
+                yield update
+
+
+def test_attackers_are_refused_by_name_and_change_nothing(twelve: Federation) -> None:
+    experiment = EXPERIMENT.with_(**{"clusters.participation": 1.0, "rounds": 2})
+    attackers = {}
+    for device, mode in MODES.items():
+        twelve.devices.pop(device).terminate()
+        attacker = [sys.executable, "-m", "tests.attacker", mode, twelve.server, device, twelve.folder]
+        attackers[mode] = twelve.run(f"attacker-{mode}", *attacker)
+    imposter = twelve.folder / "imposter"  # says that it is device 2, with the key of device 11
+    shutil.copytree(twelve.folder / "certificates", imposter)
+    twelve.devices.pop("11").terminate()
+    shutil.copy(imposter / "devices/11.key", imposter / "devices/2.key")
+    stranger = twelve.folder / "stranger"  # knows the server, which does not know it
+    shutil.copytree(twelve.folder / "certificates", stranger)
+    (stranger / "devices/2.key").unlink()
+    certificates.add_device(stranger, "20")
+    shutil.copy(stranger / "devices/20.key", stranger / "devices/2.key")
+    other = twelve.folder / "other"  # of another federation
+    certificates.make(other, 3, ["127.0.0.1"])
+
+    server = twelve.serve("attacked", experiment=experiment, nodes=11, deadline=45)
+    until(lambda: "open to devices" in twelve.said("attacked"))
+    common = ["join", "--server", twelve.server, "--device", "2", "--data", "2.npz", "--certificates"]
+    twelve.start("imposter-says", *common, imposter)
+    twelve.start("stranger-says", *common, stranger)
+    distrusting = twelve.start("other-says", *common, other)
+    plain(twelve.port)
+    knock(twelve)
+    until(lambda: "device 9: no answer in time" in twelve.said("attacked"))
+    kill(attackers["hang"])  # once is enough
+    said = twelve.finish(server, "attacked")
+
+    assert distrusting.wait(300) == 3
+    assert "does not prove to be the server" in twelve.said("other-says")
+    for refused in (
+        "gate: refused a connection from 127.0.0.1 (it does not speak TLS)",
+        "gate: refused a connection from 127.0.0.1 (it does not trust our certificate",
+        "'/v1/control/register-node' is not open to devices",
+        "'/v1/control/start-run' is not open to devices",
+        "'/v1/runtime/acquire-task' is not open to devices",
+        "'/v1/fleet/register-node' is not open to devices",
+        "not signed with the key of a device",
+        "(key of device 11): it says that it is device 2, whose key it does not have",
+        "refused the update of device 3 (model: not finite)",
+        "refused the update of device 5 (model: wrong shape or type)",
+        "refused the update of device 6 (wrong names)",
+        "refused the update of device 8 (for round 0, cycle",
+        "device 9: no answer in time",
+        "gate: refused device 10 at 127.0.0.1: an upload of more than",
+    ):
+        assert refused in said, refused + "\n" + said
+    assert "the server refuses device 2: it says that it is device 2, whose key it does not" in twelve.said(
+        "imposter-says"
+    )
+    assert twelve.model("attacked") == simulated(twelve, experiment)
+
+
+def plain(port: int) -> None:
+    """No TLS at all."""
+    with socket.create_connection(("127.0.0.1", port)) as line, suppress(ConnectionResetError):
+        line.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        line.settimeout(10)
+        while line.recv(1000):
+            pass
+
+
+def knock(federation: Federation) -> None:
+    """The operators' and the apps' paths, and those by which nodes register themselves."""
+    trusted = ssl.create_default_context(cafile=federation.folder / "certificates/ca.crt")
+    with httpx.Client(base_url=f"https://{federation.server}", verify=trusted) as client:
+        for path in ("control/register-node", "control/start-run", "runtime/acquire-task", "fleet/register-node"):
+            assert client.post(f"/v1/{path}", content=b"").status_code == 403
+        assert client.get("/docs").status_code == 403
+        with suppress(httpx.TransportError):  # it hangs up on us before we have said it all
+            assert client.post("/v1/fleet/push-object", content=b"x" * 2**21).status_code == 403
+
+
+def simulated(federation: Federation, experiment: fedcluster.Experiment) -> bytes:
+    """The same on a fleet without device 11, which never got in."""
+    files = [np.load(federation.folder / f"{k}.npz") for k in range(11)]
+    pooled: dict[str, Any] = {
+        name: np.concatenate([file[name] for file in files]) for name in ("x_train", "y_train", "x_test", "y_test")
+    }
+    owner = np.repeat(np.arange(11), [len(file["y_train"]) for file in files])
+    dataset = fedcluster.Dataset(**pooled, device_train=owner, classes=10)
+    setup = prepare.prepare(experiment.with_(data={"name": dataset}, fleet=Fleet(partition="natural")), Display())
+    old = setup.executor
+    assert isinstance(old, InProcess)
+    executor = Honest(old.algorithm, old.learner, old.dataset, setup.fleet, old.options, old.seed)
+    object.__setattr__(setup, "executor", executor)
+    with training.repeatable():
+        state = training.train(setup, Recorder(None, Display(), Ledger(setup.devices)), setup.start)
+    return save({name: tensor.contiguous() for name, tensor in setup.learner.named(state.model).items()})

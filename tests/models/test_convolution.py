@@ -1,0 +1,321 @@
+"""The compiled loop over blocks of convolution and the layers after them takes autograd's steps."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedcluster.models import zoo as models
+from fedcluster.models.flat_model import Learner
+from fedcluster.models.layers import Crop, InputConv2d, Normalise, PoolSame
+from tests.models.test_network import (
+    adds_drift,
+    by_autograd,
+    by_torch,
+    descend,
+    evaluates_like_torch,
+    needs_compiler,
+    sees_bytes,
+)
+
+Shape = tuple[int, int, int]
+Make = Callable[..., nn.Sequential]
+
+
+def network(shape: Shape, *maps: int, hidden: int = 11, classes: int = 5) -> nn.Sequential:
+    channels, height, width = shape
+    parts: list[nn.Module] = []
+    for i, o in pairwise([channels, *maps]):
+        parts += [nn.Conv2d(i, o, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        height, width = height // 2, width // 2
+    features = maps[-1] * height * width
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def alexnet(shape: Shape, *maps: int, kernel: int = 5, classes: int = 5) -> nn.Sequential:
+    """The small AlexNet's form, with few maps."""
+    channels, height, width = shape[0], min(shape[1], 28), min(shape[2], 28)
+    parts: list[nn.Module] = [Crop(28)]
+    for i, o in pairwise([channels, *maps]):
+        first = not parts[1:]
+        convolution = InputConv2d(i, o, kernel) if first else nn.Conv2d(i, o, kernel, padding=kernel // 2)
+        parts += [convolution, PoolSame(), nn.ReLU(), Normalise()]
+        height, width = -(-height // 2), -(-width // 2)
+    features = maps[-1] * height * width
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(features, 11), nn.ReLU(), nn.Linear(11, classes))
+
+
+def mixed(shape: Shape) -> nn.Sequential:
+    """Every kernel with every way of pooling."""
+    parts = [
+        *(nn.Conv2d(shape[0], 8, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 5, 3, padding=1), nn.ReLU(), PoolSame()),
+        *(nn.Conv2d(5, 64, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(), Normalise()),
+        *(nn.Conv2d(64, 9, 3, padding=1), PoolSame(), nn.ReLU(), nn.Flatten()),
+    ]
+    features = nn.Sequential(*parts)(torch.ones(1, *shape)).numel()
+    return nn.Sequential(*parts, nn.Linear(features, 5))
+
+
+CASES: list[tuple[Shape, tuple[int, ...]]] = [
+    ((1, 28, 28), (16, 32)),
+    ((3, 32, 32), (16, 32)),
+    ((1, 9, 7), (5,)),
+    ((3, 9, 7), (9, 13)),
+    ((2, 2, 5), (8,)),
+    ((6, 11, 13), (24, 3)),
+    ((9, 8, 10), (17, 40, 1)),
+    ((3, 17, 19), (8, 11, 16)),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("shape", "maps"), CASES)
+@pytest.mark.parametrize("batch", [30, 1, 7])
+def test_as_close_to_the_truth_as_autograd(shape: Shape, maps: tuple[int, ...], batch: int) -> None:
+    torch.manual_seed(0)
+    module = network(shape, *maps)
+    x, y = torch.randn(3 * batch, *shape), torch.randint(5, (3 * batch,))
+    check(module, x, y, batch)
+
+
+def check(module: nn.Module, x: Tensor, y: Tensor, batch: int, lr: float = 0.1, times: float = 2) -> None:
+    truth = by_autograd(deepcopy(module).double(), x, y, batch, lr)
+    theirs = by_autograd(deepcopy(module), x, y, batch, lr)
+    learner = Learner(module)
+    descend(learner, x, y, batch, lr)
+    found = learner.w.double()
+    assert (found - truth).norm() <= times * (theirs - truth).norm() + 1e-7
+    assert (found - truth).abs().max() < 1e-6 * max(1.0, float(truth.abs().max()))
+
+
+OVERLAPPING: list[tuple[Shape, tuple[int, ...]]] = [
+    ((1, 28, 28), (8, 16)),
+    ((3, 32, 32), (16, 8)),
+    ((3, 30, 29), (5, 9)),
+    ((3, 9, 7), (64, 64)),
+    ((1, 5, 5), (7,)),
+    ((1, 6, 8), (9, 13, 3)),
+    ((2, 1, 2), (4, 8)),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("shape", "maps"), OVERLAPPING)
+@pytest.mark.parametrize("batch", [1, 7])
+def test_overlapping_windows_and_normalisation(shape: Shape, maps: tuple[int, ...], batch: int) -> None:
+    torch.manual_seed(0)
+    module = alexnet(shape, *maps, kernel=5 if batch > 1 else 3)
+    times = 2 if batch > 1 else 4  # steps on a single sample magnify what is rounded in the one before
+    check(module, torch.randn(3 * batch, *shape), torch.randint(5, (3 * batch,)), batch, times=times)
+
+
+@needs_compiler
+def test_normalisation_of_large_numbers() -> None:
+    torch.manual_seed(0)
+    check(alexnet((3, 9, 7), 17, 12), torch.randn(15, 3, 9, 7) * 100, torch.randint(5, (15,)), 5, lr=0.001)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(1, 16, 19), (3, 21, 13)])
+def test_blocks_of_every_kind(shape: Shape) -> None:
+    torch.manual_seed(0)
+    check(mixed(shape), torch.randn(18, *shape), torch.randint(5, (18,)), 6)
+
+
+@needs_compiler
+def test_the_small_alexnet() -> None:
+    torch.manual_seed(0)
+    check(models.AlexNet((3, 32, 32), 10), torch.randn(6, 3, 32, 32), torch.randint(10, (6,)), 3, lr=0.01)
+
+
+@needs_compiler
+def test_small_steps_are_not_lost() -> None:
+    """Many terms, each too small to change a weight, together change it."""
+    learner = Learner(network((1, 16, 16), 8))
+    learner.w.normal_(std=0.1).round_(decimals=2)
+    learner.w[:72] = 1.0
+    plain, x = deepcopy(learner.w), torch.full((30, 1, 16, 16), 1e-2)
+    exact = deepcopy(learner.module).double()
+    truth = by_autograd(exact, x, torch.zeros(30, dtype=torch.int64), 30, lr=1e-3)
+    descend(learner, x, torch.zeros(30, dtype=torch.int64), 30, lr=1e-3)
+    assert not torch.equal(truth[:72].float(), plain[:72])
+    assert (learner.w - truth)[:72].abs().max() <= 6e-8
+
+
+@needs_compiler
+@pytest.mark.parametrize(("shape", "maps"), [((1, 8, 8), (4,)), ((3, 9, 7), (9, 13))])
+@pytest.mark.parametrize("make", [network, alexnet])
+def test_drift_is_added_after_every_step(make: Make, shape: Shape, maps: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    adds_drift(make(shape, *maps), shape, classes=5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("where", range(8))
+@pytest.mark.parametrize("make", [network, alexnet])
+def test_what_is_not_a_number_stays_that(make: Make, where: int) -> None:
+    """A run that diverges must be seen to, as torch sees it."""
+    learner = Learner(make((1, 9, 8), 5, 6))
+    list(learner.named(learner.w).values())[where].view(-1)[0] = float("nan")
+    plain = by_torch(learner.module)
+    x, y = torch.randn(4, 1, 9, 8), torch.zeros(4, dtype=torch.int64)
+    descend(learner, x, y, 4, lr=0.1)
+    plain.differentiate(x, y)
+    plain.w.sub_(plain.gradient, alpha=0.1)
+    assert not torch.isfinite(learner.w[-5:]).any(), "it has gone through every layer"
+    assert learner.w.isnan().sum() > 5
+    assert plain.w[-5:].isnan().all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("level", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize("make", [network, alexnet])
+def test_of_equal_results_the_first_is_taken(make: Make, level: float) -> None:
+    torch.manual_seed(0)
+    x, y = torch.full((12, 3, 9, 9), level), torch.arange(12) % 5
+    x[6:, :, ::2, ::3] = 2 * level
+    module = make((3, 9, 9), 8, 6)
+    learner = Learner(module)
+    truth = by_autograd(deepcopy(module).double(), x, y, 6, lr=0.1)
+    descend(learner, x, y, 6, lr=0.1)
+    torch.testing.assert_close(learner.w.double(), truth, rtol=1e-5, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("channels", [1, 3])
+def test_bytes_are_seen_as_the_model_sees_them(channels: int) -> None:
+    sees_bytes(network((channels, 6, 5), 7), (channels, 6, 5))
+
+
+@needs_compiler
+def test_batches_of_another_size_find_their_room() -> None:
+    torch.manual_seed(0)
+    module = alexnet((1, 9, 7), 5, 4)
+    learner, plain = Learner(module), by_torch(module)
+    for batch in (3, 8, 2, 8):
+        x, y = torch.randn(batch, 1, 9, 7), torch.randint(5, (batch,))
+        descend(learner, x, y, batch, lr=0.1)
+        plain.differentiate(x, y)
+        plain.w.sub_(plain.gradient, alpha=0.1)
+    torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rows", [1, 61, 250])
+@pytest.mark.parametrize("make", [network, alexnet])
+def test_evaluation_finds_what_torch_finds(make: Make, threads: int, rows: int) -> None:
+    torch.manual_seed(0)
+    evaluates_like_torch(make((3, 9, 8), 7, 10), (3, 9, 8), rows, threads)
+
+
+@needs_compiler
+def test_our_models_are_such() -> None:
+    for model in (models.CNN, models.AlexNet):
+        assert Learner(model((1, 8, 8), 10)).chain is not None
+        assert Learner(model((3, 5, 7), 10)).chain is not None
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(1, 4, 4), (3, 8, 8), (1, 12, 8)])
+def test_samples_of_another_shape_are_refused(shape: Shape) -> None:
+    learner = Learner(network((1, 8, 8), 4))
+    with pytest.raises(ValueError, match="does not take samples"):
+        descend(learner, torch.ones(4, *shape), torch.zeros(4, dtype=torch.int64), 4, lr=0.1)
+
+
+def almost(at: int, part: nn.Module, insert: bool = False) -> Callable[[], nn.Module]:
+    """A network one part of which is another."""
+
+    def make() -> nn.Module:
+        parts = list(network((3, 8, 8), 4, 4))
+        parts[at : at + (not insert)] = [part]
+        return nn.Sequential(*parts)
+
+    return make
+
+
+def frozen() -> nn.Module:
+    module = network((3, 8, 8), 4)
+    module[0].weight.requires_grad_(False)
+    return module
+
+
+def hooked(place: int, kind: str) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        module = network((3, 8, 8), 4)
+        getattr(module[place], kind)(lambda *_: None)
+        return module
+
+    return make
+
+
+def tied() -> nn.Module:
+    module = network((4, 8, 8), 4, 4)
+    module[3] = module[0]
+    return module
+
+
+class Doubled(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+def convolution(**how: object) -> nn.Conv2d:
+    return nn.Conv2d(4, 4, **{"kernel_size": 3, "padding": 1, **how})  # type: ignore[arg-type]
+
+
+OTHERS: dict[str, Callable[[], nn.Module]] = {
+    "a larger kernel": almost(3, convolution(kernel_size=7, padding=3)),
+    "an even kernel": almost(3, convolution(kernel_size=2, padding=1)),
+    "less padding": almost(3, convolution(kernel_size=5, padding=1)),
+    "another kernel": almost(3, convolution(kernel_size=(3, 1), padding=(1, 0))),
+    "a stride": almost(3, convolution(stride=2)),
+    "no padding": almost(3, convolution(padding=0)),
+    "no bias": almost(3, convolution(bias=False)),
+    "reflection": almost(3, convolution(padding_mode="reflect")),
+    "dilation": almost(3, convolution(dilation=2, padding=2)),
+    "groups": almost(3, convolution(groups=2)),
+    "own convolution": almost(3, Doubled(4, 4, 3, padding=1)),
+    "average pooling": almost(5, nn.AvgPool2d(2)),
+    "larger pooling": almost(5, nn.MaxPool2d(3)),
+    "overlapping pooling": almost(5, nn.MaxPool2d(2, stride=1)),
+    "padded pooling": almost(5, nn.MaxPool2d(2, padding=1)),
+    "dilated pooling": almost(5, nn.MaxPool2d(2, dilation=2)),
+    "rounded up": almost(5, nn.MaxPool2d(2, ceil_mode=True)),
+    "indices": almost(5, nn.MaxPool2d(2, return_indices=True)),
+    "another activation": almost(4, nn.Tanh()),
+    "two activations": almost(5, nn.ReLU()),
+    "two poolings": almost(4, PoolSame()),
+    "normalisation": almost(3, nn.BatchNorm2d(4), insert=True),
+    "own normalisation": almost(6, Doubled(4, 4, 1), insert=True),
+    "normalised twice": lambda: nn.Sequential(
+        *list(alexnet((1, 8, 8), 4))[:5], Normalise(), *list(alexnet((1, 8, 8), 4))[5:]
+    ),
+    "cropped later": almost(3, Crop(8), insert=True),
+    "cropped alone": lambda: nn.Sequential(Crop(4), nn.Flatten(), nn.Linear(16, 3)),
+    "an input's convolution later": almost(3, InputConv2d(4, 4, 3)),
+    "dropout": almost(3, nn.Dropout2d(), insert=True),
+    "not flat": almost(6, nn.Identity()),
+    "flat in part": almost(6, nn.Flatten(2)),
+    "convolutions alone": lambda: nn.Sequential(convolution(), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+    "pooling missing": lambda: nn.Sequential(convolution(), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)),
+    "weights used twice": tied,
+    "a frozen weight": frozen,
+    "a hook on a convolution": hooked(0, "register_forward_hook"),
+    "a hook on pooling": hooked(2, "register_full_backward_hook"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_not_of_the_form_is_left_to_autograd(name: str) -> None:
+    assert Learner(OTHERS[name]()).chain is None
+
+
+@needs_compiler
+def test_pooling_may_be_described_in_pairs() -> None:
+    assert Learner(almost(5, nn.MaxPool2d((2, 2), (2, 2)))()).chain is not None

@@ -1,0 +1,230 @@
+"""Modules of all kinds: trained through many batches of one shape, and saved whole; with or without a trace."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fedcluster
+from fedcluster import allocator
+from fedcluster.errors import BadData, BadExperiment
+from fedcluster.models import flat_model as learners
+from fedcluster.models.flat_model import Learner
+from fedcluster.models.kernels import traced as programs
+from fedcluster.runs.progress import Display
+from tests.conftest import blobs
+
+DATA = fedcluster.Dataset(**blobs())  # 5 features, 3 classes
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.linear = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(self.lstm(x[:, :, None])[0][:, -1])
+        return out
+
+
+class Shifted(nn.Module):
+    """A float buffer that forward uses, and one that is not persistent."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+        self.register_buffer("mean", torch.linspace(-1, 1, 5))
+        self.register_buffer("scale", torch.full((5,), 0.5), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear((x - self.mean) * self.scale)
+        return out
+
+
+class Ordered(Shifted):
+    """With an integer buffer, too."""
+
+    order: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.tensor([4, 2, 0, 1, 3]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, self.order])
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(5, 5), nn.Linear(5, 5, bias=False), nn.Linear(5, 3)
+        self.again.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.again(torch.tanh(self.first(x))))
+        return out
+
+
+class Shared(nn.Module):
+    """A submodule under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5))
+        self.also, self.last = self.body, nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.also(F.relu(self.body(x))))
+        return out
+
+
+class SharedSteady(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(5, 5)
+        self.also, self.last = self.body, nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.also(F.relu(self.body(x))))
+        return out
+
+
+def frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    module[2].requires_grad_(False)
+    return module
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def dropped() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
+
+
+MAKERS: list[Callable[[], nn.Module]] = [
+    Recurrent,
+    Shifted,
+    Ordered,
+    Tied,
+    Shared,
+    SharedSteady,
+    frozen,
+    normed,
+    dropped,
+]
+
+
+def experiment(module: nn.Module, **keys: Any) -> fedcluster.Experiment:
+    return fedcluster.Experiment(
+        rounds=2,
+        data={"name": DATA},
+        fleet={"partition": "natural"},
+        clusters={"count": 2, "participation": 1.0},
+        model={"name": module} | keys,
+        local={"steps": 20, "batch": 4, "lr": 0.05},
+    )
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__.lower())
+def test_many_batches_of_one_shape_then_a_whole_model(
+    make: Callable[[], nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """280 batches: with a trace that is made at the 200th and the same bits without; the file is a whole state dict."""
+    torch.manual_seed(0)
+    module = make()
+    monkeypatch.setattr(learners, "WORTH_A_PROGRAM", 200)
+    monkeypatch.setattr(programs, "BATCHES", 5)
+    monkeypatch.setattr(programs, "FASTER", 1e9)
+    result = fedcluster.run(experiment(module), tmp_path / "traced", display=Display())
+    assert result.history[-1]["device_updates"] == 2 * 7
+    monkeypatch.setattr(learners, "WORTH_A_PROGRAM", 10**9)
+    fedcluster.run(experiment(module), tmp_path / "plain", display=Display())
+    saved = tmp_path / "traced" / "model.safetensors"
+    assert saved.read_bytes() == (tmp_path / "plain" / "model.safetensors").read_bytes()
+
+    fresh = make()
+    fresh.load_state_dict(load_file(saved), strict=True)
+    assert load_file(saved).keys() == fresh.state_dict().keys()
+    x = DATA.inputs(DATA.x_test)
+    assert torch.equal(fresh.eval()(x), result.model.eval()(x))
+    again = fedcluster.run(experiment(module), tmp_path / "traced", resume=True, display=Display())
+    assert torch.equal(again.model.eval()(x), fresh(x))
+    fedcluster.run(experiment(module, init=str(saved)), display=Display())
+
+
+@pytest.mark.parametrize("make", [Shifted, Tied, SharedSteady, frozen], ids=lambda make: make.__name__.lower())
+def test_what_stands_still_is_traced(make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen layers, buffers and tied weights are no reason to stay with autograd."""
+    monkeypatch.setattr(learners, "WORTH_A_PROGRAM", 1)
+    monkeypatch.setattr(programs, "BATCHES", 1)
+    monkeypatch.setattr(programs, "FASTER", 1e9)
+    traced, plain = Learner(make()), Learner(make())
+    plain.load(traced.w)
+    for _ in range(3):
+        x, y = torch.randn(4, 5), torch.randint(3, (4,))
+        traced.differentiate(x, y)
+        plain.programs.clear()
+        plain.differentiate(x, y)
+        assert torch.equal(traced.gradient, plain.gradient)
+    assert traced.programs
+    assert all(type(tensor) in (Tensor, nn.Parameter) for tensor in traced.module.state_dict(keep_vars=True).values())
+
+
+def test_tied_weights_in_a_file_are_equal_or_refused(tmp_path: Path) -> None:
+    tensors = {key: tensor.clone() for key, tensor in Tied().state_dict().items()}
+    without = {key: tensor for key, tensor in tensors.items() if key != "again.weight"}
+    save_file(without, tmp_path / "one.safetensors")
+    fedcluster.run(experiment(Tied(), init=str(tmp_path / "one.safetensors")), display=Display())
+    tensors["again.weight"] += 1
+    save_file(tensors, tmp_path / "two.safetensors")
+    with pytest.raises(BadData, match=r"must have the tensors .*, but \S+\.weight does not fit"):
+        fedcluster.run(experiment(Tied(), init=str(tmp_path / "two.safetensors")), display=Display())
+
+
+class Wordy(nn.Module):
+    def __init__(self, answer: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.linear, self.answer = nn.Linear(5, 3), answer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.answer(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [(lambda scores: {"logits": scores}, "dict"), (lambda scores: (scores, scores), "tuple"), (lambda _: None, "None")],
+)
+def test_a_model_returns_one_tensor(answer: Callable[[Tensor], Any], kind: str) -> None:
+    with pytest.raises(BadExperiment, match=rf"the model returns a {kind}\w*, and it must return one tensor"):
+        fedcluster.run(experiment(Wordy(answer)), display=Display())
+
+
+def test_a_model_that_fails_is_named() -> None:
+    def answer(scores: Tensor) -> Any:
+        return dict[str, Tensor]()["logits"]
+
+    with pytest.raises(BadExperiment, match=r"model.name: the model does not take samples \[5\]"):
+        fedcluster.run(experiment(Wordy(answer)), display=Display())
+
+
+def test_a_run_from_python_keeps_memory_as_the_command_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int]] = []
+
+    class Library:
+        def mallopt(self, what: int, value: int) -> None:
+            calls.append((what, value))
+
+    monkeypatch.setattr("fedcluster.allocator.sys.platform", "linux")
+    monkeypatch.setattr("fedcluster.allocator.ctypes.CDLL", lambda name: Library())
+    fedcluster.run(experiment(dropped()).with_(rounds=1), display=Display())
+    assert calls == [(allocator.MMAP_THRESHOLD, allocator.LARGE), (allocator.TRIM_THRESHOLD, allocator.LARGE)]

@@ -1,0 +1,89 @@
+"""torchrun: the same result to the bit, also when a rank is lost and all are started again."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedcluster
+from fedcluster.runs import checkpoint
+from fedcluster.runs.progress import Display
+from fedcluster.training.setup import prepare
+from tests.runs.test_resume import essence
+
+KEYS: dict[str, Any] = {
+    "rounds": 8,
+    "fleet": {"devices": 30, "samples": 40},
+    "clusters": {"count": 3, "participation": 0.7},
+    "model": {"name": "mlp"},
+    "local": {"steps": 10, "batch": 10, "lr": 0.05},
+}
+ROOT = Path(__file__).parents[2]
+
+
+def torchrun(experiment: fedcluster.Experiment, folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    file = folder.with_suffix(".toml")
+    file.write_text(experiment.to_toml())
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
+    return subprocess.run(
+        [sys.executable, "-m", *launch, "-m", "fedcluster", "run", str(file), "--out", str(folder)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WATCHED": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "steps"),
+    [("fedavg", 10), ("scaffold", 10), ("vrl_sgd", [3, 6]), ("tests.rank_faults:Astray", 10)],
+)
+def test_two_ranks_find_what_one_finds(algorithm: str, steps: Any, tmp_path: Path) -> None:
+    local = KEYS["local"] | {"algorithm": algorithm, "steps": steps}
+    experiment = fedcluster.Experiment(**KEYS | {"rounds": 4, "local": local})
+    fedcluster.run(experiment, tmp_path / "alone", display=Display())
+    done = torchrun(experiment, tmp_path / "together")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert essence(tmp_path / "together") == essence(tmp_path / "alone")
+    assert norms(tmp_path / "together") == norms(tmp_path / "alone")
+    assert done.stdout.count("after 4 rounds") == 1
+
+
+def norms(folder: Path) -> dict[str, list[float]]:
+    """What the bound on the next cycle's updates rests on: the medians of all cohorts, to the bit."""
+    found: dict[str, list[float]] = json.loads(checkpoint.names(folder / "checkpoint")[0].read_bytes())["norms"]
+    assert all(len(medians) == 4 * 3 for medians in found.values())
+    return found
+
+
+def test_a_lost_rank_is_started_again_from_the_checkpoint(tmp_path: Path) -> None:
+    killer = {"local": KEYS["local"] | {"algorithm": "tests.rank_killer:Killer"}}
+    timed = {"fleet": KEYS["fleet"] | {"world": "diurnal"}, "clock": {"dropout": 0.2, "deadline": 9000.0}}
+    experiment = fedcluster.Experiment(**KEYS | killer | timed)
+    fedcluster.run(experiment, tmp_path / "alone", display=Display())
+    done = torchrun(experiment, tmp_path / "together", "--max-restarts=1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert essence(tmp_path / "together") == essence(tmp_path / "alone")
+    assert re.search(r"resuming .* after [2-7] of 8 rounds", done.stderr), done.stderr[-3000:]
+
+
+def test_a_bad_experiment_ends_all_ranks(tmp_path: Path) -> None:
+    experiment = fedcluster.Experiment(**KEYS | {"clusters": {"count": 31}})
+    done = torchrun(experiment, tmp_path / "together")
+    assert done.returncode != 0
+    assert "clusters.count = 31 is more than the fleet's 30 devices" in done.stderr
+
+
+def test_ranks_that_compute_differently_are_not_mixed(tmp_path: Path) -> None:
+    experiment = fedcluster.Experiment(**KEYS | {"model": {"name": "tests.rank_faults:without_a_compiler"}})
+    assert prepare(experiment.with_(**{"model.name": "logistic"}), Display()).learner.arithmetic == "compiled"
+    done = torchrun(experiment, tmp_path / "together")
+    assert done.returncode != 0
+    assert "fedcluster: rank 1 has arithmetic torch, and rank 0 has arithmetic compiled" in done.stderr
+    assert "exitcode  : 9" in done.stderr
+    assert not list((tmp_path / "together").glob("model.safetensors"))
