@@ -12,8 +12,7 @@ from fedcluster.analysis.heterogeneity import split
 from fedcluster.data.dataset import Dataset
 from fedcluster.experiment import Clusters, Fleet
 from fedcluster.fleet import fleet
-from fedcluster.fleet.clustering import anticlustering as anticluster
-from fedcluster.fleet.clustering import clusters
+from fedcluster.fleet.clustering import anticlustering, clusters
 
 HERE = Path(__file__).parent
 
@@ -27,7 +26,7 @@ def main() -> None:
         for devices, count in ((1000, 10), (1000, 100), (100_000, 10), (100_000, 1000)):
             options = Fleet(devices=devices, samples=50, partition=partition, rho_device=0.9)
             everyone = fleet.build(options, data, 0)
-            shares = anticluster.label_shares(everyone)
+            shares = anticlustering.label_shares(everyone)
             for method in ("random", "balanced", "similar"):
                 began, worked = time.perf_counter(), time.process_time()
                 found = clusters.build(Clusters(method=method, count=count), everyone, 0)

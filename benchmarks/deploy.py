@@ -67,7 +67,7 @@ def write_devices(folder: Path) -> None:
     everyone = fleet.build(EXPERIMENT.fleet, dataset, EXPERIMENT.seed)
     x, y = dataset.x_train.numpy(), dataset.y_train.numpy()
     for k in range(len(everyone)):
-        rows = everyone.draw(k)
+        rows = everyone.sample_indices(k)
         np.savez(folder / f"{k}.npz", x_train=x[rows], y_train=y[rows], x_test=x[:1], y_test=y[:1])
 
 

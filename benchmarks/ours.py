@@ -10,7 +10,7 @@ from fedcluster.runs.metrics import Recorder
 from fedcluster.runs.progress import Display
 from fedcluster.training.executors.processes import Workers, cores
 from fedcluster.training.loop import repeatable, train
-from fedcluster.training.setup import prepare, spread
+from fedcluster.training.setup import choose_executor, prepare
 
 WARM_UP = 1  # round in which workers trace their gradients
 
@@ -31,9 +31,9 @@ def main() -> None:
         local={"lr": 0.05},
     )
     with repeatable():
-        setup = spread(prepare(experiment, Display()), cores(), "sequential", Display())
+        setup = choose_executor(prepare(experiment, Display()), cores(), "sequential", Display())
         if isinstance(setup.executor, Workers):
-            setup.executor.muster()
+            setup.executor.start_all()
         recorder = Recorder(None, Display(), Ledger(setup.devices))
         train(setup, recorder, setup.start)
         setup.executor.close()

@@ -21,7 +21,7 @@ from fedcluster.runs.progress import Display
 from fedcluster.training.executors.in_process import InProcess
 from fedcluster.training.executors.processes import Workers, cores
 from fedcluster.training.loop import repeatable, train
-from fedcluster.training.setup import prepare, spread
+from fedcluster.training.setup import choose_executor, prepare
 
 RESULT = Path(__file__).parent / "results" / "overhead.json"
 
@@ -47,7 +47,7 @@ def overhead(model: str, data: str, rounds: int = 6) -> float:
     setup = prepare(experiment(model, data, rounds), Display())
     here = setup.executor
     assert isinstance(here, InProcess)
-    timed = Timed(here.algorithm, here.learner, here.dataset, setup.fleet, here.options, here.seed)
+    timed = Timed(here.algorithm, here.flat_model, here.dataset, setup.fleet, here.options, here.seed)
     object.__setattr__(setup, "executor", timed)
     training: list[float] = []
 
@@ -64,9 +64,9 @@ def overhead(model: str, data: str, rounds: int = 6) -> float:
 
 def rounds_and_evaluation(model: str, data: str, rounds: int) -> tuple[float, float]:
     """Seconds a round, and the part of the time between two rounds that is not training."""
-    setup = spread(prepare(experiment(model, data, rounds), Display()), cores(), "sequential", Display())
+    setup = choose_executor(prepare(experiment(model, data, rounds), Display()), cores(), "sequential", Display())
     if isinstance(setup.executor, Workers):
-        setup.executor.muster()
+        setup.executor.start_all()
     recorder = Recorder(None, Display(), Ledger(setup.devices))
     train(setup, recorder, setup.start)
     setup.executor.close()

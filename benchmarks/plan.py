@@ -17,8 +17,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from fedcluster.experiment import Clusters
-from fedcluster.fleet import fleet_file, traces
-from fedcluster.fleet import synthetic as world
+from fedcluster.fleet import fleet_file, synthetic, traces
 from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.fleet import Fleet, Ints
 
@@ -40,7 +39,7 @@ def main() -> None:
         print(name, results[name], file=sys.stderr, flush=True)
         return made
 
-    known = timed("make the diurnal world", lambda: world.diurnal(DEVICES, 0, DAY))
+    known = timed("make the diurnal world", lambda: synthetic.diurnal(DEVICES, 0, DAY))
     trace = known.availability
     assert trace is not None
     with tempfile.TemporaryDirectory() as folder:

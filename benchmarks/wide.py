@@ -12,21 +12,21 @@ from torch import nn
 
 from fedcluster.allocator import keep_memory
 from fedcluster.data.dataset import Dataset
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.kernels import network as chain
 
 WIDTHS, BATCHES, INPUTS, CLASSES = (200, 512, 1000, 1024, 1500, 2048), (10, 30, 256), 784, 10
 
 
-def seconds(learner: Learner, dataset: Dataset, rows: torch.Tensor) -> float:
+def seconds(flat_model: FlatModel, dataset: Dataset, rows: torch.Tensor) -> float:
     """CPU seconds of some steps: others may be using the machine."""
     began = time.process_time()
-    if learner.chain is not None:
-        learner.chain.descend(dataset, rows, 0.01)
+    if flat_model.chain is not None:
+        flat_model.chain.descend(dataset, rows, 0.01)
     else:
         for batch in rows:
-            learner.differentiate(dataset.x_train[batch], dataset.y_train[batch])
-            learner.w.add_(learner.gradient, alpha=-0.01)
+            flat_model.compute_gradient(dataset.x_train[batch], dataset.y_train[batch])
+            flat_model.w.add_(flat_model.gradient, alpha=-0.01)
     return (time.process_time() - began) / len(rows)
 
 
@@ -35,7 +35,7 @@ def compare(width: int, batch: int, repeats: int = 7) -> tuple[float, float]:
     sizes = nn.Linear(INPUTS, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, CLASSES)
     x, y = torch.randn(batch, INPUTS), torch.randint(CLASSES, (batch,))
     dataset = Dataset(x_train=x.numpy(), y_train=y.numpy(), x_test=x.numpy(), y_test=y.numpy(), classes=CLASSES)
-    compiled, torchs = Learner(nn.Sequential(*sizes)), Learner(nn.Sequential(*sizes))
+    compiled, torchs = FlatModel(nn.Sequential(*sizes)), FlatModel(nn.Sequential(*sizes))
     compiled.chain, torchs.chain = chain.chain(compiled.module, compiled.w), None
     assert compiled.chain is not None, "there is no C compiler"
     rows = torch.arange(batch).repeat(max(2, 20_000_000 // (width * (width + INPUTS) * batch)), 1)

@@ -9,8 +9,8 @@ from fedcluster.algorithms import FedAvg
 
 
 class SignOfMovement(FedAvg):
-    def train(self, learner, received, batches, memory):  # type: ignore[no-untyped-def]
-        movement = super().train(learner, received, batches, memory)["model"] - received["model"]
+    def train(self, flat_model, received, batches, memory):  # type: ignore[no-untyped-def]
+        movement = super().train(flat_model, received, batches, memory)["model"] - received["model"]
         return {"model": received["model"] + movement.sign() * movement.abs().mean()}
 
 

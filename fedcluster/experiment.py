@@ -310,7 +310,7 @@ class Experiment(Section):
         try:
             super().__init__(**keys)
         except ValidationError as error:
-            raise BadExperiment(sentence(error)) from None
+            raise BadExperiment(format_error(error)) from None
 
     def keys(self) -> dict[str, Any]:
         """What was given or filled in, by section; things given in Python as they are."""
@@ -331,7 +331,7 @@ class Experiment(Section):
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
-    def with_(self, **overrides: Any) -> "Experiment":
+    def override(self, **overrides: Any) -> "Experiment":
         """A copy with keys replaced, validated anew: `with_(rounds=5, local={"lr": 0.1})` or `**{"local.lr": 0.1}`.
 
         The other keys of a section stay. A section object, such as `Local(lr=0.1)`, replaces the whole section.
@@ -339,7 +339,7 @@ class Experiment(Section):
         keys = self.keys() | {"server": self.server.model_dump(exclude_unset=True)}  # the rest follows its optimizer
         for key, value in overrides.items():
             merges = isinstance(value, dict) and isinstance(keys.get(key), dict)
-            put(keys, key, keys[key] | value if merges else value)
+            set_key(keys, key, keys[key] | value if merges else value)
         return Experiment(**keys)
 
 
@@ -353,9 +353,9 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Experiment:
         key, equals, raw = override.partition("=")
         if not equals:
             raise BadExperiment(f"-o {override[:80]}: write it as key=value, for example -o clusters.count=5")
-        put(keys, key.strip(), literal(raw.strip()))
+        set_key(keys, key.strip(), literal(raw.strip()))
     for section, key in PATHS:
-        anchor(keys.get(section), key, path.parent)
+        resolve_path(keys.get(section), key, path.parent)
     return Experiment(**keys)
 
 
@@ -402,7 +402,7 @@ def literal(raw: str) -> Any:
     return parsed["value"] if len(parsed) == 1 else raw
 
 
-def put(keys: dict[str, Any], dotted: str, value: Any) -> None:
+def set_key(keys: dict[str, Any], dotted: str, value: Any) -> None:
     *sections, key = dotted.split(".")
     if len(sections) > 1:
         raise BadExperiment(f"{dotted[:80]} is not a key: write section.key=value")
@@ -413,7 +413,7 @@ def put(keys: dict[str, Any], dotted: str, value: Any) -> None:
     keys[key] = value
 
 
-def anchor(section: Any, key: str, folder: Path) -> None:
+def resolve_path(section: Any, key: str, folder: Path) -> None:
     """A relative path is looked for beside the experiment file first, then in the working directory."""
     if isinstance(section, dict) and isinstance(section.get(key), str):
         for place in (folder, Path()):
@@ -429,7 +429,7 @@ def there_is(path: Path) -> bool:
         return False
 
 
-def found(name: str, *takes: str) -> Any:
+def import_object(name: str, *takes: str) -> Any:
     """What `package.module:name` stands for: a function or a class that takes such arguments."""
     module, _, attribute = name.partition(":")
     try:
@@ -468,7 +468,7 @@ def changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[
     return keys
 
 
-def sentence(error: ValidationError) -> str:
+def format_error(error: ValidationError) -> str:
     """The first problem, by the key's path, with what is allowed."""
     problems = error.errors()
     first = problems[0]

@@ -51,7 +51,7 @@ def experiment(cell: Cell, lr: float, seed: int) -> Experiment:
         clusters={"count": count, "participation": 0.2},
         model={"name": "mlp"},
     )
-    return base.with_(seed=seed, **{"local.lr": lr, **ROWS[name]})
+    return base.override(seed=seed, **{"local.lr": lr, **ROWS[name]})
 
 
 def label(cell: Cell, lr: float, seed: int) -> str:

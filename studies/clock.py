@@ -38,7 +38,7 @@ COLOURS = ("#D55E00", "#56B4E9", "#0072B2", "#E69F00")
 
 def experiment(method: str, lr: float, seed: int, dropout: float) -> Experiment:
     keys = METHODS[method] | {"local.lr": lr, "seed": seed, "clock.dropout": dropout}
-    return load(ROOT / "examples" / "timezones.toml").with_(**keys)
+    return load(ROOT / "examples" / "timezones.toml").override(**keys)
 
 
 def hours(lines: list[Line] | Diverged) -> float:

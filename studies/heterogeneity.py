@@ -37,7 +37,7 @@ from fedcluster.fleet import fleet
 from fedcluster.fleet.clustering import clusters
 from fedcluster.runs.progress import Display, suited
 from fedcluster.training.executors.processes import cores
-from fedcluster.training.setup import beginner
+from fedcluster.training.setup import build_model
 from fedcluster.training.sketches import COPIES, estimated
 from fedcluster.training.survey import gradient_sketches
 
@@ -72,7 +72,7 @@ def experiment(cell: Cell, name: str, lr: float, seed: int, quick: bool) -> Expe
         model={"name": DATA[data]["model"]},
         local={"steps": DATA[data]["steps"], "batch": 30},
     )
-    return base.with_(seed=seed, **{"local.lr": lr, **CLUSTERINGS[name], **(QUICK if quick else {})})
+    return base.override(seed=seed, **{"local.lr": lr, **CLUSTERINGS[name], **(QUICK if quick else {})})
 
 
 def losses(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, list[float]]:
@@ -92,8 +92,8 @@ def heterogeneity(cell: Cell, seed: int, quick: bool, runs: Path, display: Displ
     described = {name: experiment(cell, name, 0.01, seed, quick) for name in CLUSTERINGS}
     one = described["random"]
     dataset = sources.open_dataset(one.data.name)
-    everyone, learner = fleet.build(one.fleet, dataset, seed), beginner(one, dataset)
-    sketches = gradient_sketches([learner], learner.w.clone(), dataset, everyone, one.local, seed, display)
+    everyone, flat_model = fleet.build(one.fleet, dataset, seed), build_model(one, dataset)
+    sketches = gradient_sketches([flat_model], flat_model.w.clone(), dataset, everyone, one.local, seed, display)
     found = {}
     for name, each in described.items():
         groups = clusters.build(each.clusters, everyone, seed)

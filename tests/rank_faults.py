@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from fedcluster.algorithms import FedAvg
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.kernels import library as compiled
 from fedcluster.models.local_sgd import Batches
 from fedcluster.models.zoo import Logistic
@@ -17,8 +17,8 @@ from fedcluster.state import Message
 class Astray(FedAvg):
     """Half of the devices send what must be refused."""
 
-    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
-        message = super().train(learner, received, batches, memory)
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+        message = super().train(flat_model, received, batches, device_state)
         if batches.place[2] % 2:
             message["model"][0] = float("nan")
         return message

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 from fedcluster.algorithms.scaffold import Scaffold
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches
 from fedcluster.runs import checkpoint
 from fedcluster.runs import metrics as record
@@ -22,9 +22,9 @@ if RESTARTS is not None:
 
 
 class Killer(Scaffold):
-    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         if RESTARTS == "0" and os.environ["RANK"] == "1":
             saved = checkpoint.names(Path(os.environ["WATCHED"], "checkpoint"))
             if saved and saved[0].stem >= "00000002":  # two whole rounds
                 os.kill(os.getpid(), signal.SIGKILL)
-        return super().train(learner, received, batches, memory)
+        return super().train(flat_model, received, batches, device_state)

@@ -3,12 +3,12 @@
 import time
 
 from fedcluster.algorithms import FedAvg
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches
 from fedcluster.state import Message
 
 
 class Slow(FedAvg):
-    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         time.sleep(0.5)
-        return super().train(learner, received, batches, memory)
+        return super().train(flat_model, received, batches, device_state)

@@ -78,7 +78,7 @@ def test_toml_round_trip(tmp_path: Path) -> None:
 
 def test_changes_name_the_keys() -> None:
     old = fedcluster.Experiment()
-    new = old.with_(**{"clusters.count": 5, "seed": 2})
+    new = old.override(**{"clusters.count": 5, "seed": 2})
     assert changes(old.to_dict(), new.to_dict()) == ["clusters.count (was 10, now 5)", "seed (was 0, now 2)"]
 
 
@@ -135,10 +135,10 @@ def test_the_command_line_stays(command: list[str], words: list[str], here: Here
 
 def test_with_keeps_the_other_keys_of_a_section() -> None:
     base = fedcluster.Experiment(local={"lr": 0.5, "steps": 7, "algorithm": "fedprox"})
-    changed = base.with_(local={"lr": 0.2}, rounds=3)
+    changed = base.override(local={"lr": 0.2}, rounds=3)
     assert (changed.local.lr, changed.local.steps, changed.local.algorithm) == (0.2, 7, "fedprox")
-    assert changed == base.with_(**{"local.lr": 0.2, "rounds": 3})
-    assert base.with_(local=Local(lr=0.2)).local == Local(lr=0.2)
-    assert base.with_(clock={"dropout": 0.1}).with_(clock=None).clock is None
+    assert changed == base.override(**{"local.lr": 0.2, "rounds": 3})
+    assert base.override(local=Local(lr=0.2)).local == Local(lr=0.2)
+    assert base.override(clock={"dropout": 0.1}).override(clock=None).clock is None
     with pytest.raises(BadExperiment, match=r"local\.rate is not a key"):
-        base.with_(local={"rate": 0.2})
+        base.override(local={"rate": 0.2})

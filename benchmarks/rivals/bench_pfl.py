@@ -40,7 +40,7 @@ from torch.nn import functional as F
 import rival_torch as work
 
 
-class Learner(torch.nn.Module):
+class FlatModel(torch.nn.Module):
     """The module with the two methods that pfl asks for."""
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -80,7 +80,7 @@ def main() -> None:
     args = work.parser(__doc__).parse_args()
     torch.set_num_threads(1)
     rank = pytorch_ops.distributed.global_rank
-    data, module = work.load(args.data, args.model), Learner(work.build(args.model))
+    data, module = work.load(args.data, args.model), FlatModel(work.build(args.model))
     np.random.seed(0)  # the same cohorts in both processes
     torch.manual_seed(rank + 1)  # other batches
 

@@ -51,7 +51,7 @@ def write_devices(folder: Path) -> None:
     shares = fleet.build(experiment.fleet, dataset, experiment.seed)
     x, y = dataset.x_train.numpy(), dataset.y_train.numpy()
     for k in range(len(shares)):
-        rows = shares.draw(k)
+        rows = shares.sample_indices(k)
         np.savez(folder / f"device-{k}.npz", x_train=x[rows], y_train=y[rows], x_test=x[:1], y_test=y[:1])
 
 

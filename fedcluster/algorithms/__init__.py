@@ -27,7 +27,7 @@ from fedcluster.algorithms.scaffold import Scaffold
 from fedcluster.algorithms.server_optimizers import ServerOptimizer
 from fedcluster.algorithms.vrl_sgd import VrlSgd
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Local, Server, found
+from fedcluster.experiment import Local, Server, import_object
 from fedcluster.state import Message, State
 
 __all__ = ["Centralized", "FedAvg", "ServerOptimizer", "build", "exchanged", "first_state", "messages", "optimizer"]
@@ -53,7 +53,7 @@ def build(options: Local, seed: int) -> FedAvg:
     with the options; a function of one's own is a local rule inside FedAvg."""
     own: Any = options.algorithm
     if isinstance(own, str):
-        own = ALGORITHMS[own] if own in ALGORITHMS else found(own)
+        own = ALGORITHMS[own] if own in ALGORITHMS else import_object(own)
         if isinstance(own, type) and not issubclass(own, FedAvg):
             raise BadExperiment(f"local.algorithm: {options.algorithm} is a class, but not one derived from FedAvg")
     is_class = isinstance(own.func if isinstance(own, partial) else own, type)
@@ -69,15 +69,15 @@ def optimizer(options: Server) -> ServerOptimizer | None:
 def first_state(algorithm: FedAvg, optimizer: ServerOptimizer | None, model: Tensor, size: int) -> State:
     """The state before the first cycle: W_0, and what the server keeps."""
     server: Message = {}
-    for exchange in algorithm.exchanges:
-        server |= exchange.server_memory(model, size)
+    for phase in algorithm.phases:
+        server |= phase.initial_server_state(model, size)
     if optimizer is not None:
-        server |= optimizer.server_memory(model, size)
+        server |= optimizer.initial_server_state(model, size)
     state = State(model, server, size=size)
-    return replace(state, norms={name: () for exchange in algorithm.exchanges for name in exchange.form(state)})
+    return replace(state, norms={name: () for phase in algorithm.phases for name in phase.upload_spec(state)})
 
 
-def exchanged(algorithm: FedAvg, state: State) -> tuple[list[list[str]], list[list[str]]]:
+def phase_tensor_names(algorithm: FedAvg, state: State) -> tuple[list[list[str]], list[list[str]]]:
     """The names of the tensors in each download and in each upload of a device's turn."""
     down, up = messages(algorithm, state)
     return [list(names) for names in down if names], [list(names) for names in up if names]
@@ -85,5 +85,5 @@ def exchanged(algorithm: FedAvg, state: State) -> tuple[list[list[str]], list[li
 
 def messages(algorithm: FedAvg, state: State) -> tuple[list[Message], list[Message]]:
     """What a device downloads and what it uploads in each exchange of its turn."""
-    exchanges = algorithm.exchanges
-    return [exchange.broadcast(state) for exchange in exchanges], [exchange.form(state) for exchange in exchanges]
+    phases = algorithm.phases
+    return [phase.broadcast(state) for phase in phases], [phase.upload_spec(state) for phase in phases]

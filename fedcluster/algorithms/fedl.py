@@ -16,29 +16,29 @@ from torch import Tensor
 
 from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.models.flat_model import Learner
-from fedcluster.models.local_sgd import Batches, descend, full_gradient
+from fedcluster.models.flat_model import FlatModel
+from fedcluster.models.local_sgd import Batches, full_gradient, local_sgd
 from fedcluster.state import Message, State
 
 
 class Fedl(FedAvg):
-    def server_memory(self, model: Tensor, size: int) -> Message:
+    def initial_server_state(self, model: Tensor, size: int) -> Message:
         return {"gradient": torch.zeros_like(model[:size])}
 
     def broadcast(self, state: State) -> Message:
         return {"model": state.model, "gradient": state.server["gradient"]}
 
-    def form(self, state: State) -> Message:
+    def upload_spec(self, state: State) -> Message:
         return {"model": state.model, "gradient": state.server["gradient"]}
 
-    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         start, fleet = received["model"], received["gradient"]
         if fleet.any():
-            tilt = self.options.eta * fleet - full_gradient(learner, start, batches)
-            w = descend(learner, start, batches, tilt)
+            tilt = self.options.eta * fleet - full_gradient(flat_model, start, batches)
+            w = local_sgd(flat_model, start, batches, tilt)
         else:
-            w = descend(learner, start, batches)
-        return {"model": w, "gradient": full_gradient(learner, w, batches)}
+            w = local_sgd(flat_model, start, batches)
+        return {"model": w, "gradient": full_gradient(flat_model, w, batches)}
 
     def move(self, state: State, mean: Message, cycle: Cycle) -> State:
         return replace(state, model=mean["model"], server=state.server | {"gradient": mean["gradient"]})

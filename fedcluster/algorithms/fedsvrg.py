@@ -11,23 +11,23 @@ from torch import Tensor
 
 from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.algorithms.pooled_gradient import PooledGradient
-from fedcluster.models.flat_model import Learner
-from fedcluster.models.local_sgd import Batches, descend
+from fedcluster.models.flat_model import FlatModel
+from fedcluster.models.local_sgd import Batches, local_sgd
 from fedcluster.state import Message, State
 
 
 class FedSvrg(FedAvg):
     @property
-    def exchanges(self) -> tuple[FedAvg, ...]:
+    def phases(self) -> tuple[FedAvg, ...]:
         return PooledGradient(self.options), self
 
     def broadcast(self, state: State) -> Message:
         return {"gradient": state.server["gradient"]}  # the model came with the first exchange
 
-    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         pooled = received["gradient"]
 
         def anchor(gradient: Tensor, w: Tensor, start: Tensor) -> None:
-            gradient.sub_(learner.gradient_at(start)).add_(pooled)
+            gradient.sub_(flat_model.gradient_at(start)).add_(pooled)
 
-        return {"model": descend(learner, received["model"], batches, correct=anchor)}
+        return {"model": local_sgd(flat_model, received["model"], batches, correct=anchor)}

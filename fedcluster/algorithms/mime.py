@@ -25,8 +25,8 @@ from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.algorithms.pooled_gradient import PooledGradient
 from fedcluster.experiment import Local
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.models.flat_model import Learner
-from fedcluster.models.local_sgd import Batches, descend, full_gradient
+from fedcluster.models.flat_model import FlatModel
+from fedcluster.models.local_sgd import Batches, full_gradient, local_sgd
 from fedcluster.state import Message, State
 
 
@@ -65,7 +65,7 @@ def renewed(options: Local, s: Message, mean: Message) -> Message:
 
 
 class MimeLite(FedAvg):
-    def server_memory(self, model: Tensor, size: int) -> Message:
+    def initial_server_state(self, model: Tensor, size: int) -> Message:
         zeros = torch.zeros_like(model[:size])
         kinds = {"sgd": {}, "momentum": {"m": zeros}, "adam": {"m": zeros, "v": zeros, "t": zeros[:1]}}
         return kinds[self.options.optimizer]
@@ -76,15 +76,15 @@ class MimeLite(FedAvg):
     def broadcast(self, state: State) -> Message:
         return {"model": state.model} | self.statistics(state.server)
 
-    def form(self, state: State) -> Message:
+    def upload_spec(self, state: State) -> Message:
         plain = self.options.optimizer == "sgd"  # has no statistics for a gradient to renew
         return {"model": state.model} | ({} if plain else {"gradient": state.model[: state.size]})
 
-    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         plain, start = self.options.optimizer == "sgd", received["model"]
-        gradient = {} if plain else {"gradient": full_gradient(learner, start, batches)}
+        gradient = {} if plain else {"gradient": full_gradient(flat_model, start, batches)}
         applied = Applied(self.options, self.statistics(received))
-        return {"model": descend(learner, start, batches, rule=applied)} | gradient
+        return {"model": local_sgd(flat_model, start, batches, rule=applied)} | gradient
 
     def move(self, state: State, mean: Message, cycle: Cycle) -> State:
         server = state.server | renewed(self.options, state.server, mean)
@@ -93,24 +93,24 @@ class MimeLite(FedAvg):
 
 class Mime(MimeLite):
     @property
-    def exchanges(self) -> tuple[FedAvg, ...]:
+    def phases(self) -> tuple[FedAvg, ...]:
         return PooledGradient(self.options), self
 
     def broadcast(self, state: State) -> Message:
         """The model came with the first exchange."""
         return {"gradient": state.server["gradient"]} | self.statistics(state.server)
 
-    def form(self, state: State) -> Message:
+    def upload_spec(self, state: State) -> Message:
         return {"model": state.model}
 
-    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         pooled = received["gradient"]
 
         def anchor(gradient: Tensor, w: Tensor, start: Tensor) -> None:
-            gradient.sub_(learner.gradient_at(start)).add_(pooled)
+            gradient.sub_(flat_model.gradient_at(start)).add_(pooled)
 
         applied = Applied(self.options, self.statistics(received))
-        return {"model": descend(learner, received["model"], batches, correct=anchor, rule=applied)}
+        return {"model": local_sgd(flat_model, received["model"], batches, correct=anchor, rule=applied)}
 
     def move(self, state: State, mean: Message, cycle: Cycle) -> State:
         return super().move(state, mean | {"gradient": state.server["gradient"]}, cycle)

@@ -10,20 +10,20 @@ from torch import Tensor
 
 from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, full_gradient
 from fedcluster.state import Message, State
 
 
 class PooledGradient(FedAvg):
-    def server_memory(self, model: Tensor, size: int) -> Message:
+    def initial_server_state(self, model: Tensor, size: int) -> Message:
         return {"gradient": torch.zeros_like(model[:size])}
 
-    def form(self, state: State) -> Message:
+    def upload_spec(self, state: State) -> Message:
         return {"gradient": state.server["gradient"]}
 
-    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
-        return {"gradient": full_gradient(learner, received["model"], batches)}
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+        return {"gradient": full_gradient(flat_model, received["model"], batches)}
 
     def move(self, state: State, mean: Message, cycle: Cycle) -> State:
         return replace(state, server=state.server | mean)

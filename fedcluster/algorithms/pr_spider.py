@@ -14,21 +14,21 @@ another cluster's, whose gradient v would not be.
 from torch import Tensor
 
 from fedcluster.algorithms.fedsvrg import FedSvrg
-from fedcluster.models.flat_model import Learner
-from fedcluster.models.local_sgd import Batches, descend
+from fedcluster.models.flat_model import FlatModel
+from fedcluster.models.local_sgd import Batches, local_sgd
 from fedcluster.state import Message
 
 
 class PRSpider(FedSvrg):
-    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         before: Tensor | None = None
         v = received["gradient"]
 
         def recur(gradient: Tensor, w: Tensor, start: Tensor) -> None:
             nonlocal before, v
             if before is not None:
-                v = gradient.sub(learner.gradient_at(before)).add_(v)
+                v = gradient.sub(flat_model.gradient_at(before)).add_(v)
             before = w.clone()
             gradient.copy_(v)
 
-        return {"model": descend(learner, received["model"], batches, correct=recur)}
+        return {"model": local_sgd(flat_model, received["model"], batches, correct=recur)}

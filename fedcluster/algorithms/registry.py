@@ -24,13 +24,13 @@ class Entry:
 def entry(name: str) -> Entry:
     algorithm = algorithms.build(Local(algorithm=name), seed=0)
     state = algorithms.first_state(algorithm, None, torch.zeros(1), 1)
-    down, up = algorithms.exchanged(algorithm, state)
+    down, up = algorithms.phase_tensor_names(algorithm, state)
     module: Any = sys.modules[type(algorithm).__module__]
     paper = " ".join(module.__doc__.split("\n\n")[0].split())
     return Entry(
         name,
         list(state.server),
-        list(algorithm.device_memory(torch.zeros(1), 1)),
+        list(algorithm.initial_device_state(torch.zeros(1), 1)),
         down,
         up,
         [optimizer for optimizer in OPTIMIZERS if fits(name, optimizer)],

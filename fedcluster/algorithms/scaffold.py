@@ -29,17 +29,17 @@ from torch import Tensor
 from fedcluster.algorithms.aggregation.mean import average_and_total
 from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.models.flat_model import Learner
-from fedcluster.models.local_sgd import Batches, descend, full_gradient
+from fedcluster.models.flat_model import FlatModel
+from fedcluster.models.local_sgd import Batches, full_gradient, local_sgd
 from fedcluster.state import Message, State
 from fedcluster.training.acceptance import Accepted
 
 
 class Scaffold(FedAvg):
-    def server_memory(self, model: Tensor, size: int) -> Message:
+    def initial_server_state(self, model: Tensor, size: int) -> Message:
         return {"variate": torch.zeros_like(model[:size])}
 
-    def device_memory(self, model: Tensor, size: int) -> Message:
+    def initial_device_state(self, model: Tensor, size: int) -> Message:
         return {} if self.options.reset == "round" else {"variate": torch.zeros_like(model[:size])}
 
     def variate(self, state: State) -> Tensor:
@@ -49,25 +49,25 @@ class Scaffold(FedAvg):
     def broadcast(self, state: State) -> Message:
         return {"model": state.model, "variate": self.variate(state)}
 
-    def form(self, state: State) -> Message:
+    def upload_spec(self, state: State) -> Message:
         return {"model": state.model, "variate": state.server["variate"]}
 
-    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         start, c = received["model"], received["variate"]
-        c_k = memory.get("variate", torch.zeros_like(c))
-        drift = c - c_k
+        c_k = device_state.get("variate", torch.zeros_like(c))
+        gradient_offset = c - c_k
         if self.options.option == "I":
-            new = full_gradient(learner, start, batches)
-        w = descend(learner, start, batches, drift)
+            new = full_gradient(flat_model, start, batches)
+        w = local_sgd(flat_model, start, batches, gradient_offset)
         if self.options.option == "II":
-            moved = start[..., : learner.size] - w[..., : learner.size]
-            new = moved.div_(batches.steps * self.options.lr).sub_(drift)
+            moved = start[..., : flat_model.size] - w[..., : flat_model.size]
+            new = moved.div_(batches.steps * self.options.lr).sub_(gradient_offset)
         if self.options.reset == "never":
-            memory["variate"] = new
+            device_state["variate"] = new
         return {"model": w, "variate": new - c_k}
 
     def combine(self, state: State, updates: Iterable[Accepted], cycle: Cycle) -> State:
-        found = average_and_total(((update.weight, update.message) for update in updates), like=self.form(state))
+        found = average_and_total(((update.weight, update.message) for update in updates), like=self.upload_spec(state))
         if found is None:
             return state
         mean, accepted = found

@@ -27,7 +27,7 @@ class ServerOptimizer:
     def __init__(self, options: Server) -> None:
         self.options = options
 
-    def server_memory(self, model: Tensor, size: int) -> Message:
+    def initial_server_state(self, model: Tensor, size: int) -> Message:
         m = torch.zeros_like(model[:size])
         if self.options.optimizer == "none":
             return {}
@@ -40,17 +40,17 @@ class ServerOptimizer:
         if combined.model is before.model:
             return combined
         options, (b1, b2) = self.options, self.options.betas
-        memory, size = combined.server, combined.size
+        device_state, size = combined.server, combined.size
         d = combined.model[:size] - before.model[:size]
         model = combined.model.clone()
         if options.optimizer == "none":
             model[:size] = before.model[:size] + options.lr * d
             return replace(combined, model=model)
         if options.optimizer == "avgm":
-            m = memory["server.m"].mul(b1).add_(d)
+            m = device_state["server.m"].mul(b1).add_(d)
             model[:size] = before.model[:size] + options.lr * m
-            return replace(combined, model=model, server=memory | {"server.m": m})
-        m, v = memory["server.m"].lerp(d, 1 - b1), memory["server.v"]
+            return replace(combined, model=model, server=device_state | {"server.m": m})
+        m, v = device_state["server.m"].lerp(d, 1 - b1), device_state["server.v"]
         square = d * d
         if options.optimizer == "adagrad":
             v = v + square
@@ -59,4 +59,4 @@ class ServerOptimizer:
         else:
             v = v - (1 - b2) * square * torch.sign(v - square)
         model[:size] = before.model[:size].addcdiv(m, v.sqrt().add_(options.tau), value=options.lr)
-        return replace(combined, model=model, server=memory | {"server.m": m, "server.v": v})
+        return replace(combined, model=model, server=device_state | {"server.m": m, "server.v": v})

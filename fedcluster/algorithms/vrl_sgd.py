@@ -23,28 +23,30 @@ from torch import Tensor
 from fedcluster.algorithms.aggregation.mean import average
 from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.models.flat_model import Learner
-from fedcluster.models.local_sgd import Batches, descend, steps_of
+from fedcluster.models.flat_model import FlatModel
+from fedcluster.models.local_sgd import Batches, local_sgd, steps_of
 from fedcluster.state import Message, State
 from fedcluster.training.acceptance import Accepted
 
 
 class VrlSgd(FedAvg):
     @property
-    def exchanges(self) -> tuple[FedAvg, ...]:
+    def phases(self) -> tuple[FedAvg, ...]:
         return self, Drift(self.options)
 
-    def server_memory(self, model: Tensor, size: int) -> Message:
+    def initial_server_state(self, model: Tensor, size: int) -> Message:
         return {"movement": torch.zeros_like(model[:size])}
 
-    def device_memory(self, model: Tensor, size: int) -> Message:
+    def initial_device_state(self, model: Tensor, size: int) -> Message:
         return {"drift": torch.zeros_like(model[:size])}
 
-    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
-        start, drift = received["model"], memory["drift"]
-        w = descend(learner, start, batches, -drift)
-        moved = start[..., : learner.size] - w[..., : learner.size]
-        memory["drift"] = moved.div_(batches.steps * self.options.lr).add_(drift)  # its second half comes with Drift
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+        start, gradient_offset = received["model"], device_state["drift"]
+        w = local_sgd(flat_model, start, batches, -gradient_offset)
+        moved = start[..., : flat_model.size] - w[..., : flat_model.size]
+        device_state["drift"] = moved.div_(batches.steps * self.options.lr).add_(
+            gradient_offset
+        )  # its second half comes with Drift
         return {"model": w}
 
     def combine(self, state: State, updates: Iterable[Accepted], cycle: Cycle) -> State:
@@ -73,12 +75,12 @@ class Drift(FedAvg):
     def broadcast(self, state: State) -> Message:
         return {"movement": state.server["movement"]}
 
-    def form(self, state: State) -> Message:
+    def upload_spec(self, state: State) -> Message:
         return {}
 
-    def train(self, learner: Learner, received: Message, batches: Batches, memory: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         distance = self.options.mean_steps * self.options.lr
-        memory["drift"] = memory["drift"].add(received["movement"], alpha=1 / distance)
+        device_state["drift"] = device_state["drift"].add(received["movement"], alpha=1 / distance)
         return {}
 
     def combine(self, state: State, updates: object, cycle: Cycle) -> State:

@@ -28,7 +28,7 @@ from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
 from fedcluster.fleet.clustering import clusters as clusterings
 from fedcluster.fleet.schedule import cohort_sizes, taking_part
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.runs.progress import Display, Progress
 from fedcluster.training.loop import repeatable
 from fedcluster.training.setup import Setup, prepare
@@ -134,12 +134,12 @@ def advise(
 def weighing(experiment: Experiment, display: Display, workers: int) -> "Scale":
     """Survey the fleet as one cluster, with the model at W_0."""
     everybody = {"method": "fedcluster", "clusters.method": "random", "clusters.count": 1}
-    setup = prepare(experiment.with_(**everybody), display)
-    learners, w = [Learner(setup.learner.module) for _ in range(workers)], setup.start.model
+    setup = prepare(experiment.override(**everybody), display)
+    flat_models, w = [FlatModel(setup.flat_model.module) for _ in range(workers)], setup.start.model
     assert setup.dataset is not None, "only a federation may be without"
     devices = device_sample(setup.fleet, experiment.seed)
     parts = setup.dataset, setup.fleet, devices, experiment.local, experiment.seed, display
-    return Scale(setup, survey(learners, w, *parts), smoothness(learners, w, *parts))
+    return Scale(setup, survey(flat_models, w, *parts), smoothness(flat_models, w, *parts))
 
 
 class Scale:
@@ -207,7 +207,7 @@ def run_pilots(experiment: Experiment, counts: list[int], out: Path, workers: in
 
     def job(M: int, lr: float, seed: int) -> Job:
         keys = {"seed": seed, "rounds": rounds, "clusters.count": M, "local.lr": lr, "method": "fedcluster"}
-        return Job(f"pilot-M{M}-lr{lr:g}-seed{seed}", experiment.with_(**keys))
+        return Job(f"pilot-M{M}-lr{lr:g}-seed{seed}", experiment.override(**keys))
 
     around = {M: float(f"{experiment.local.lr * math.sqrt(usual / M):.3g}") for M in counts}
     best = best_rates(around, job, out, workers, progress, "pilots")

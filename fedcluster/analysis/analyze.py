@@ -24,12 +24,12 @@ from fedcluster.files import write_atomically
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Ints
 from fedcluster.fleet.schedule import cohort_sizes
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.runs import checkpoint
 from fedcluster.runs.metrics import read_lines
 from fedcluster.runs.progress import Display
 from fedcluster.training.loop import repeatable
-from fedcluster.training.setup import Setup, prepare, starting_point, unequal_clusters
+from fedcluster.training.setup import Setup, load_weights, prepare, unequal_clusters
 from fedcluster.training.survey import survey
 
 
@@ -85,16 +85,16 @@ def analyze(
     start's if left out. The number of `workers`, which are threads, changes nothing but the time."""
     display = display or Display()
     with repeatable():
-        setup = prepare(experiment.with_(method="fedcluster"), display)
+        setup = prepare(experiment.override(method="fedcluster"), display)
         heterogeneity.check_whole(setup.clusters)
         # learners of their own, for cross-entropy: algorithms may add to the loss
-        learners = [Learner(setup.learner.module) for _ in range(workers)]
+        flat_models = [FlatModel(setup.flat_model.module) for _ in range(workers)]
         models, lowest = [("start", setup.start.model)], math.inf
         for path in at or []:
-            models += models_at(path, setup, learners[0])
+            models += models_at(path, setup, flat_models[0])
             lowest = min([lowest, *(line.get("train_loss", lowest) for line in read_lines(path / "metrics.jsonl"))])
         devices = device_sample(setup.fleet, experiment.seed, setup.clusters)
-        points = [measure(name, w, setup, devices, learners, display) for name, w in models]
+        points = [measure(name, w, setup, devices, flat_models, display) for name, w in models]
     lowest = min([lowest, *(point.loss for point in points)])
     names = [name for name in Point.__dataclass_fields__ if name not in ("name", "loss")]
     most = Point("largest seen", points[0].loss, **{key: max(getattr(p, key) for p in points) for key in names})
@@ -125,17 +125,17 @@ def bound_of(points: list[Point], experiment: Experiment, M: int) -> Bound:
     return Bound(M, experiment.local.mean_steps, experiment.rounds, constants("high"), constants("low"))
 
 
-def measure(name: str, w: Tensor, setup: Setup, devices: Ints, learners: list[Learner], display: Display) -> Point:
+def measure(name: str, w: Tensor, setup: Setup, devices: Ints, flat_models: list[FlatModel], display: Display) -> Point:
     """One pass over the devices at w, then L."""
     experiment, fleet, clusters = setup.experiment, setup.fleet, setup.clusters
     assert setup.dataset is not None, "only a federation may be without"
     parts = setup.dataset, fleet, devices, experiment.local, experiment.seed, display
-    found = survey(learners, w, *parts, clusters, f"gradients at {name}")
+    found = survey(flat_models, w, *parts, clusters, f"gradients at {name}")
     sizes = np.bincount(clusters.assignment, minlength=clusters.count)
     seen = measures(found, fleet, clusters, cohort_sizes(experiment.clusters.participation, sizes), experiment.seed)
     one = Clusters(np.zeros(len(fleet), np.int32), 1)
     V_one, V_one_error = batch_noise(found, fleet, one)
-    G2, L = largest_square(found), smoothness(learners, w, *parts)
+    G2, L = largest_square(found), smoothness(flat_models, w, *parts)
     weights = fleet.weights[devices]
     return Point(
         name=name,
@@ -153,7 +153,7 @@ def measure(name: str, w: Tensor, setup: Setup, devices: Ints, learners: list[Le
     )
 
 
-def models_at(path: Path, setup: Setup, learner: Learner) -> list[tuple[str, Tensor]]:
+def models_at(path: Path, setup: Setup, flat_model: FlatModel) -> list[tuple[str, Tensor]]:
     """The models of a run's folder (its checkpoints, then its last), of a checkpoint, or of a safetensors file."""
     if path.is_dir():
         stored = sorted(checkpoint.names(path / "checkpoint"))
@@ -161,7 +161,7 @@ def models_at(path: Path, setup: Setup, learner: Learner) -> list[tuple[str, Ten
         rounds = [line["round"] for line in read_lines(path / "metrics.jsonl")]
         if (path / "model.safetensors").exists():
             last = f"round {rounds[-1] if rounds else '?'}"
-            final = starting_point(path / "model.safetensors", learner, "--at")
+            final = load_weights(path / "model.safetensors", flat_model, "--at")
             found = [one for one in found if one[0] != last] + [(last, final)]
         if not found:
             raise BadData(f"--at: {path} holds neither a model.safetensors nor a checkpoint: give a run's folder")
@@ -170,12 +170,14 @@ def models_at(path: Path, setup: Setup, learner: Learner) -> list[tuple[str, Ten
     if path.suffix in (".json", ".safetensors") and beside.exists() and path.parent.name == "checkpoint":
         name, model = checkpointed(beside, setup)
         return [(f"{path.parent.parent.name or path.parent}, {name}", model)]
-    return [(path.stem, starting_point(path, learner, "--at"))]
+    return [(path.stem, load_weights(path, flat_model, "--at"))]
 
 
 def checkpointed(path: Path, setup: Setup) -> tuple[str, Tensor]:
     try:
-        state = checkpoint.restore(path, setup.start, setup.new, setup.devices, setup.clusters.count).state
+        state = checkpoint.restore(
+            path, setup.start, setup.initial_device_state, setup.devices, setup.clusters.count
+        ).state
     except ValueError as error:
         raise BadData(f"--at: the checkpoint {path} is {error}: give another") from None
     return f"round {state.round}" + (f", cycle {state.cycle}" if state.cycle else ""), state.model
@@ -364,12 +366,12 @@ def picture(analysis: Analysis, path: Path) -> None:
     left.legend(frameon=False)
     bounds = [analysis.one] if analysis.clustered.M == 1 else [analysis.one, analysis.clustered]
     labels, bottom = [f"M = {bound.M}" for bound in bounds], [0.0] * len(bounds)
-    for name, colour, terms in (
+    for name, colour, serve_options in (
         ("2 (f(W_0) - inf f)", "#5A5A5A", [2 * b.constants.gap for b in bounds]),
         ("4 L H_cluster", "#0072B2", [4 * b.constants.L * b.constants.H for b in bounds]),
         ("4 L V (batches)", "#E69F00", [4 * b.constants.L * b.constants.V for b in bounds]),
     ):
-        heights = [term / math.sqrt(bound.M) for term, bound in zip(terms, bounds, strict=True)]
+        heights = [term / math.sqrt(bound.M) for term, bound in zip(serve_options, bounds, strict=True)]
         right.bar(labels, heights, 0.45, bottom=bottom, color=colour, label=name)
         bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
     right.set(title="the bound's C / sqrt(M), and what it consists of", xlim=(-0.6, len(bounds) - 0.4))

@@ -163,7 +163,7 @@ def variant(experiment: Experiment, method: str, lr: float, seed: int, whole: fl
         keys |= {f"clusters.{key}": value for key, value in one.items()}
     if method == "centralized":
         keys |= {"method": "centralized"}
-    return experiment.with_(**keys)
+    return experiment.override(**keys)
 
 
 def caption(experiment: Experiment, seeds: int, lr: str) -> str:

@@ -105,10 +105,10 @@ def measures(found: Survey, fleet: Fleet, clusters: Clusters, cohorts: Ints, see
 def batch_noise(found: Survey, fleet: Fleet, clusters: Clusters) -> tuple[float, float]:
     """V = sum_K q_K^-1 sum_{k in S_K} p_k^2 s_k^2 and its standard error, from samples of devices and of their rows."""
     n, m, sampled = len(fleet), len(found.devices), found.devices
-    terms = n / m * fleet.weights[sampled] ** 2 / clusters.weights(fleet)[clusters.assignment[sampled]]
-    of_devices = float((terms * found.variances).std()) * (m * (1 - m / n)) ** 0.5
-    of_rows = float(np.sqrt(((terms * found.errors) ** 2).sum()))
-    return float(terms @ found.variances), float(np.hypot(of_devices, of_rows))
+    serve_options = n / m * fleet.weights[sampled] ** 2 / clusters.weights(fleet)[clusters.assignment[sampled]]
+    of_devices = float((serve_options * found.variances).std()) * (m * (1 - m / n)) ** 0.5
+    of_rows = float(np.sqrt(((serve_options * found.errors) ** 2).sum()))
+    return float(serve_options @ found.variances), float(np.hypot(of_devices, of_rows))
 
 
 @dataclass(frozen=True)

@@ -18,22 +18,22 @@ from fedcluster.fleet import fleet
 from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.fleet import Ints
 from fedcluster.runs.progress import Display
-from fedcluster.training.setup import group
+from fedcluster.training.setup import build_clusters
 
 SHOWN = 2000  # devices in the picture; a larger fleet is shown by an even sample of it
 
 
 @dataclass(frozen=True)
 class Portrait:
-    """`mix[k, c]` is how many samples of class c device k holds."""
+    """`label_counts[k, c]` is how many samples of class c device k holds."""
 
     fleet: fleet.Fleet
     clusters: clusters.Clusters
-    mix: NDArray[np.int64]
+    label_counts: NDArray[np.int64]
 
     def cluster_mix(self) -> NDArray[np.float64]:
         """Share of each class in the samples of each cluster."""
-        totals = np.array([self.mix[members].sum(axis=0) for members in self.clusters.members])
+        totals = np.array([self.label_counts[members].sum(axis=0) for members in self.clusters.members])
         shares: NDArray[np.float64] = totals / totals.sum(axis=1, keepdims=True)
         return shares
 
@@ -44,8 +44,10 @@ class Portrait:
 def portray(experiment: Experiment, display: Display) -> Portrait:
     dataset = sources.open_dataset(experiment.data.name, display.say)
     everyone = fleet.build(experiment.fleet, dataset, experiment.seed, experiment.accept.cap(claimed=False))
-    groups = group(experiment, dataset, everyone, display)
-    mix = np.array([everyone.mix(k) for k in display.track(range(len(everyone)), "drawing the fleet", "devices")])
+    groups = build_clusters(experiment, dataset, everyone, display)
+    mix = np.array(
+        [everyone.label_counts(k) for k in display.track(range(len(everyone)), "drawing the fleet", "devices")]
+    )
     return Portrait(everyone, groups, mix)
 
 
@@ -54,9 +56,16 @@ def write(portrait: Portrait, out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     devices, weights = portrait.fleet, portrait.fleet.weights
     assignment = in_words(portrait.clusters.assignment)
-    classes = [f"class_{c}" for c in range(portrait.mix.shape[1])]
+    classes = [f"class_{c}" for c in range(portrait.label_counts.shape[1])]
     rows = [
-        [portrait.name(k), assignment[k], devices.sizes[k], weights[k], devices.major_class[k], *portrait.mix[k]]
+        [
+            portrait.name(k),
+            assignment[k],
+            devices.sizes[k],
+            weights[k],
+            devices.major_class[k],
+            *portrait.label_counts[k],
+        ]
         for k in range(len(devices))
     ]
     table(out / "devices.csv", ["device", "cluster", "samples", "p_k", "major_class", *classes], rows)
@@ -92,7 +101,11 @@ def picture(portrait: Portrait, path: Path) -> None:
     everyone, groups = portrait.fleet, portrait.clusters
     shown = np.linspace(0, len(everyone) - 1, min(SHOWN, len(everyone))).astype(int)
     shown = shown[np.argsort(everyone.major_class[shown], kind="stable")]
-    heat(left, portrait.mix[shown] / portrait.mix[shown].sum(axis=1, keepdims=True), "share of the device's samples")
+    heat(
+        left,
+        portrait.label_counts[shown] / portrait.label_counts[shown].sum(axis=1, keepdims=True),
+        "share of the device's samples",
+    )
     left.set(title="devices, by major class", xlabel="class", ylabel=f"{len(shown):,} of {len(everyone):,} devices")
     heat(middle, portrait.cluster_mix(), "share of the cluster's samples")
     middle.set(title="clusters", xlabel="class", ylabel="cluster")
@@ -103,7 +116,7 @@ def picture(portrait: Portrait, path: Path) -> None:
     right.axhline(1 / groups.count, color="#5A5A5A", lw=1, ls="--")
     right.set(title="weight of each cluster", xlabel="cluster", ylabel="$q_K$ (dashed: equal weights)")
     for ax in (left, middle):
-        ax.set_xticks(range(portrait.mix.shape[1]) if portrait.mix.shape[1] <= 20 else [])
+        ax.set_xticks(range(portrait.label_counts.shape[1]) if portrait.label_counts.shape[1] <= 20 else [])
     if groups.count <= 20:
         middle.set_yticks(range(groups.count))
         right.set_xticks(range(groups.count))

@@ -23,7 +23,7 @@ from fedcluster.analysis.lanczos import Lanczos, Product
 from fedcluster.data.dataset import Dataset
 from fedcluster.experiment import Local
 from fedcluster.fleet.fleet import Fleet, Ints
-from fedcluster.models.flat_model import Learner, Loss
+from fedcluster.models.flat_model import FlatModel, Loss
 from fedcluster.models.local_sgd import Batches
 from fedcluster.rng import stream
 from fedcluster.runs.progress import Display
@@ -39,7 +39,7 @@ RISK = 0.01  # that any upper bound is missed
 
 
 def smoothness(
-    learners: list[Learner],
+    flat_models: list[FlatModel],
     w: Tensor,
     dataset: Dataset,
     fleet: Fleet,
@@ -49,23 +49,23 @@ def smoothness(
     display: Display,
 ) -> Range:
     """The range of L at w over these devices, with a thread for every learner."""
-    for learner in learners:
-        learner.load(w)
-        learner.module.eval()
+    for flat_model in flat_models:
+        flat_model.load(w)
+        flat_model.module.eval()
     most = max(LEAST_ROWS, ROWS // len(devices))
 
-    def begin(learner: Learner, k: int, rows: Ints) -> Lanczos:
+    def begin(flat_model: FlatModel, k: int, rows: Ints) -> Lanczos:
         parts = list(Batches(dataset, rows, local, seed, (0, 0, k)).whole())
-        start = torch.from_numpy(stream(seed, "curvature", device=k).standard_normal(learner.size, np.float32))
-        return Lanczos(hessian_product(learner, w, parts), start.to(w.device))
+        start = torch.from_numpy(stream(seed, "curvature", device=k).standard_normal(flat_model.size, np.float32))
+        return Lanczos(hessian_product(flat_model, w, parts), start.to(w.device))
 
-    def screen(learner: Learner, k: int) -> float:
-        iteration = begin(learner, k, sample_rows(fleet.draw(k), most, seed, "screening", k))
+    def screen(flat_model: FlatModel, k: int) -> float:
+        iteration = begin(flat_model, k, sample_rows(fleet.sample_indices(k), most, seed, "screening", k))
         iteration.advance(SCREENING)
         return iteration.lower()
 
-    def measure(learner: Learner, k: int) -> Range:
-        iteration = begin(learner, k, fleet.draw(k))
+    def measure(flat_model: FlatModel, k: int) -> Range:
+        iteration = begin(flat_model, k, fleet.sample_indices(k))
         iteration.advance(2 * SCREENING)
         while (bounds := iteration.bounds(RISK / len(devices))).high > CLOSE * bounds.low and iteration.steps < MOST:
             iteration.advance(2)
@@ -73,12 +73,12 @@ def smoothness(
 
     things = [int(k) for k in devices]
     watched = display.track(things, "curvature of the devices", "devices")
-    screened = np.array(list(in_order(screen, watched, learners)))
+    screened = np.array(list(in_order(screen, watched, flat_models)))
     found: dict[int, Range] = {}
     for group in groups(screened):
         before = max((bounds.low for bounds in found.values()), default=0.0)
         watched = display.track([things[i] for i in group], "largest curvatures", "devices")
-        found |= dict(zip(group, in_order(measure, watched, learners), strict=True))
+        found |= dict(zip(group, in_order(measure, watched, flat_models), strict=True))
         if before and max(found[i].low for i in group) <= (1 + STILL) * before:
             break
     return overall(screened, found)
@@ -102,16 +102,16 @@ def overall(screened: Ints, found: dict[int, Range]) -> Range:
     return Range(low, float(max([high, *(factor * value for value in others)])))
 
 
-def hessian_product(learner: Learner, w: Tensor, parts: Sequence[tuple[Tensor, Tensor]]) -> Product:
+def hessian_product(flat_model: FlatModel, w: Tensor, parts: Sequence[tuple[Tensor, Tensor]]) -> Product:
     """v -> H v, of the objective over all these samples at w."""
-    loss, rows = Loss(learner.module, learner.objective), sum(len(y) for _, y in parts)
-    trained, fixed = learner.parts(w)
+    loss, rows = Loss(flat_model.module, flat_model.objective), sum(len(y) for _, y in parts)
+    trained, fixed = flat_model.parts(w)
     leaves = [tensor.detach().clone().requires_grad_() for tensor in trained.values()]
     weights = dict(zip(trained, leaves, strict=True)) | fixed
 
     def product(v: Tensor) -> Tensor:
         total = torch.zeros_like(v)
-        along = list(learner.named(v, partial=True).values())
+        along = list(flat_model.named(v, partial=True).values())
         for x, y in parts:
             slopes = torch.autograd.grad(loss.at(weights, x.to(w.device), y.to(w.device)), leaves, create_graph=True)
             turns = torch.autograd.grad(slopes, leaves, along)

@@ -26,7 +26,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on where an earlier r
 
 
 @contextmanager
-def plainly(goes_on: str | None = None) -> Iterator[None]:
+def exit_on_error(goes_on: str | None = None) -> Iterator[None]:
     """What a person can cause ends in one sentence and an exit code, not in a traceback. Interrupted or terminated, it
     says what goes on."""
     try:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedcluster.cli.common import ExperimentFile, Out, Overrides, Resume, plainly
+from fedcluster.cli.common import ExperimentFile, Out, Overrides, Resume, exit_on_error
 
 
 def serve(
@@ -24,20 +24,22 @@ def serve(
     min_updates: Annotated[int, typer.Option(min=1, help="Updates that a cohort's turn needs.")] = 1,
 ) -> None:
     """Train one experiment on devices elsewhere, which join."""
-    with plainly("--resume"):
+    with exit_on_error("--resume"):
         need_flower()
         from fedcluster.experiment import load
 
         described = load(experiment, o)
         from fedcluster.flower import server
-        from fedcluster.flower.setup import Terms
+        from fedcluster.flower.setup import ServeOptions
         from fedcluster.runs.directory import fresh
 
         if out is None and resume:
             raise typer.BadParameter("--resume needs --out, the folder to go on in")
         check_security(certificates, insecure)
-        terms = Terms(nodes, wait, deadline, min_updates)
-        result = server.serve(described, address(listen), certificates, out or fresh(experiment.stem), resume, terms)
+        serve_options = ServeOptions(nodes, wait, deadline, min_updates)
+        result = server.serve(
+            described, address(listen), certificates, out or fresh(experiment.stem), resume, serve_options
+        )
         last = result.history[-1]
         scores = f"test accuracy {last['test_accuracy']:.2%}, " if "test_accuracy" in last else ""
         typer.echo(
@@ -63,7 +65,7 @@ def join(
     ] = None,
 ) -> None:
     """Take part in a federation with this machine's data, until interrupted."""
-    with plainly():
+    with exit_on_error():
         need_flower()
         from fedcluster.flower import node
         from fedcluster.flower.device import Identity
@@ -96,7 +98,7 @@ def certificates(
     ] = None,
 ) -> None:
     """Make a development authority, a server certificate and a key for every device."""
-    with plainly():
+    with exit_on_error():
         need_flower()
         from fedcluster.flower import certificates as maker
 

@@ -9,7 +9,7 @@ import typer
 import fedcluster
 from fedcluster.allocator import keep_memory
 from fedcluster.cli import federation
-from fedcluster.cli.common import ExperimentFile, Out, Overrides, Resume, plainly
+from fedcluster.cli.common import ExperimentFile, Out, Overrides, Resume, exit_on_error
 
 app = typer.Typer(
     add_completion=False,
@@ -62,7 +62,7 @@ def run(
     ] = False,
 ) -> None:
     """Train one experiment."""
-    with plainly("--resume"):
+    with exit_on_error("--resume"):
         from fedcluster.experiment import load
 
         described = load(experiment, o)
@@ -118,7 +118,7 @@ def compare(
     resume: Resume = False,
 ) -> None:
     """Train by several methods on the same fleet, start and budget."""
-    with plainly("--resume"):
+    with exit_on_error("--resume"):
         from fedcluster.cli import tables as report
         from fedcluster.experiment import load
 
@@ -153,7 +153,7 @@ def compare(
 @app.command()
 def partition(experiment: ExperimentFile, o: Overrides = None, out: Out = None) -> None:
     """Show what the fleet and the clusters look like."""
-    with plainly():
+    with exit_on_error():
         from fedcluster.cli import tables as report
         from fedcluster.experiment import load
 
@@ -183,7 +183,7 @@ def reproduce(
     ] = None,
 ) -> None:
     """Reproduce a figure of the paper, and judge its claims."""
-    with plainly("the same command"):
+    with exit_on_error("the same command"):
         from fedcluster.analysis.paper.figures import FIGURES
         from fedcluster.analysis.paper.reproduce import reproduce as run_figures
         from fedcluster.cli import tables as report
@@ -222,7 +222,7 @@ def plan(
     out: Out = None,
 ) -> None:
     """Show the timetable of a fleet before training: by time zone or, with a trace, by availability."""
-    with plainly():
+    with exit_on_error():
         from fedcluster.analysis import plan as plans
         from fedcluster.cli import tables as report
         from fedcluster.runs.directory import fresh
@@ -259,7 +259,7 @@ def analyze(
     out: Out = None,
 ) -> None:
     """Measure heterogeneity and the theorem's other constants, and what they promise."""
-    with plainly():
+    with exit_on_error():
         from fedcluster.cli import tables as report
         from fedcluster.experiment import load
 
@@ -289,7 +289,7 @@ def advise(
     out: Out = None,
 ) -> None:
     """Say how many clusters to take, and which."""
-    with plainly():
+    with exit_on_error():
         from fedcluster.cli import tables as report
         from fedcluster.experiment import load
 
@@ -318,7 +318,7 @@ def advise(
 @app.command()
 def algorithms() -> None:
     """List the federated algorithms: what they keep, what they send, and where they come from."""
-    with plainly():
+    with exit_on_error():
         from fedcluster.algorithms import registry as catalogue
         from fedcluster.cli import tables as report
 

@@ -91,7 +91,7 @@ def clock_time(hours: float) -> str:
 
 def devices_table(portrait: Portrait) -> Table:
     sizes, weights = portrait.fleet.sizes, portrait.fleet.weights
-    top = portrait.mix.max(axis=1) / portrait.mix.sum(axis=1)
+    top = portrait.label_counts.max(axis=1) / portrait.label_counts.sum(axis=1)
     rows = [
         [name, *(f"{value:.4g}" for value in (column.min(), column.mean(), column.max()))]
         for name, column in (("samples", sizes), ("p_k", weights), ("share of the largest class", top))

@@ -22,7 +22,7 @@ from fedcluster.data.images import Folder
 from fedcluster.data.npz import read_npz
 from fedcluster.data.tables import Table
 from fedcluster.errors import BadData, BadRun
-from fedcluster.experiment import WITH_DEVICES, found, shown, there_is
+from fedcluster.experiment import WITH_DEVICES, import_object, shown, there_is
 from fedcluster.files import write_atomically
 from fedcluster.inputs import located, read_bytes
 from fedcluster.rng import stream
@@ -55,7 +55,7 @@ def open_dataset(name: Any, say: Say = print) -> Dataset:
     if there_is(path):
         return Dataset(**local(path, say), name=path.name)
     if ":" in name:
-        return checked(found(name)(), name)
+        return checked(import_object(name)(), name)
     if path.suffix or name.startswith(("/", ".", "~")):
         raise BadData(f"data.name: there is no file or folder {name}")
     return Dataset(**cached(name, lambda: from_hub(name, say), say), name=name)

@@ -29,22 +29,23 @@ from fedcluster.state import Time
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
-    """How a cycle goes: who `begin` (and download), who come back in time, who are lost, who are late (at it, or not
-    even begun, when it is over), and the time then. In a cycle that fails nobody comes back."""
+class CycleOutcome:
+    """How a cycle goes. `started`: the cycle with the devices that download and begin to train. `reported`: with those
+    whose updates are in when the cycle is over; nobody if it failed. `dropped` and `stragglers`: devices that left, and
+    devices that were still training or had not begun. `time`: the simulated time when the cycle is over."""
 
-    begin: Cycle
-    back: Cycle
+    started: Cycle
+    reported: Cycle
     time: Time
     opened: int = 0
-    lost: Ints | None = None
-    late: Ints | None = None
+    dropped: Ints | None = None
+    stragglers: Ints | None = None
     failed: bool = False
 
 
-def everybody(cycle: Cycle, time: Time) -> Turn:
+def all_report(cycle: Cycle, time: Time) -> CycleOutcome:
     """Without a clock: all come back, at no time."""
-    return Turn(cycle, cycle, time)
+    return CycleOutcome(cycle, cycle, time)
 
 
 class Clock:
@@ -54,7 +55,7 @@ class Clock:
         self.options, self.fleet, self.local, self.seed, self.down, self.up = options, fleet, local, seed, down, up
         self.deadline = FOREVER if options.deadline is None else round(options.deadline * 1000)
 
-    def turn(self, cycle: Cycle, time: Time) -> Turn:
+    def outcome(self, cycle: Cycle, time: Time) -> CycleOutcome:
         cohort, opened, trace = cycle.cohort, time.now, self.fleet.known.availability
         starts = np.full(len(cohort), opened) if trace is None else trace.next_free(cohort, opened)
         ends = starts + self.work(cycle.round, cohort)
@@ -73,9 +74,9 @@ class Clock:
         late = ~lost
         late[first] = False
         failed = len(first) < self.options.min_updates
-        return Turn(
-            begin=part(cycle, np.flatnonzero(starts < max(over, opened + 1))),
-            back=part(cycle, first[:0] if failed else first),
+        return CycleOutcome(
+            started=part(cycle, np.flatnonzero(starts < max(over, opened + 1))),
+            reported=part(cycle, first[:0] if failed else first),
             time=replace(
                 time,
                 now=over,
@@ -85,8 +86,8 @@ class Clock:
                 failed=time.failed + failed,
             ),
             opened=opened,
-            lost=cohort[lost],
-            late=cohort[late],
+            dropped=cohort[lost],
+            stragglers=cohort[late],
             failed=failed,
         )
 

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from fedcluster.data.dataset import Dataset
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Fleet as Options
-from fedcluster.fleet import fleet_file, traces
-from fedcluster.fleet import synthetic as world
-from fedcluster.fleet.fleet_file import Known
+from fedcluster.fleet import fleet_file, synthetic, traces
+from fedcluster.fleet.fleet_file import DeviceTable
 from fedcluster.inputs import located, memory
 from fedcluster.rng import stream
 
@@ -38,11 +37,11 @@ class Fleet:
 
     sizes: Ints
     major_class: Ints
-    draw: Callable[[int], Ints]
-    mix: Callable[[int], Ints]
+    sample_indices: Callable[[int], Ints]
+    label_counts: Callable[[int], Ints]
     names: NDArray[np.str_] | None = None
     repeats: bool = False
-    known: Known = field(default_factory=Known)
+    known: DeviceTable = field(default_factory=DeviceTable)
     cap: float = np.inf
 
     def __len__(self) -> int:
@@ -58,14 +57,14 @@ class Fleet:
         """D as rows of the training set, or `limit` of them drawn uniformly when there are more."""
         total = int(self.sizes.sum())
         if total <= limit:
-            return np.concatenate([self.draw(k) for k in range(len(self))])
+            return np.concatenate([self.sample_indices(k) for k in range(len(self))])
         places = np.sort(stream(seed, "pooled").choice(total, limit, replace=False))
         ends = np.cumsum(self.sizes)
         devices = np.searchsorted(ends, places, side="right")
         rows = np.empty(limit, np.int64)
         for k in np.unique(devices):
             mine = devices == k
-            rows[mine] = self.draw(int(k))[places[mine] - (ends[k] - self.sizes[k])]
+            rows[mine] = self.sample_indices(int(k))[places[mine] - (ends[k] - self.sizes[k])]
         return rows
 
 
@@ -98,14 +97,14 @@ def build(options: Options, dataset: Dataset, seed: int, cap: float = np.inf) ->
     return replace(partitioned(options, sizes, dataset, seed), names=known.names, known=known, cap=cap)
 
 
-def described(options: Options, seed: int, names: Any = None) -> Known:
+def described(options: Options, seed: int, names: Any = None) -> DeviceTable:
     """What is known of the devices; in the order of `names`, where the data name them."""
     day = options.date
     if options.world == "diurnal":
         count = options.devices if names is None else len(names)
         assert count is not None, "the experiment fills it in"
-        return world.diurnal(count, seed, day)
-    known = Known()
+        return synthetic.diurnal(count, seed, day)
+    known = DeviceTable()
     if options.path is not None:
         known, table = fleet_file.read(located(options.path, "fleet.path"), day)
         if names is not None:
@@ -114,13 +113,13 @@ def described(options: Options, seed: int, names: Any = None) -> Known:
     if options.availability is not None:
         trace = traces.read(located(options.availability, "fleet.availability"), day)
         if names is None:
-            known = Known(names=np.array(trace.names))
+            known = DeviceTable(names=np.array(trace.names))
             names = trace.names
         known = replace(known, availability=trace.of(map(str, names)))
     return known
 
 
-def matched(known: Known, table: Any, names: Any) -> Ints:
+def matched(known: DeviceTable, table: Any, names: Any) -> Ints:
     """The row of the fleet file for each device that the data name. All must be there, and no others."""
     if known.names is None:
         raise BadData(f'{table.path} needs a column device: with fleet.partition = "natural" the data name them')
@@ -181,7 +180,7 @@ def major_class(sizes: Ints, by_class: list[Ints], rho: float, seed: int) -> Fle
         most = samples if classes == 1 else int(np.floor(rho * samples + 0.5))
         return most, *divmod(samples - most, max(classes - 1, 1))
 
-    def mix(k: int) -> Ints:
+    def label_counts(k: int) -> Ints:
         most, each, odd = split(int(sizes[k]))
         counts = np.full(classes, each)
         counts[major[k]] = most
@@ -191,7 +190,7 @@ def major_class(sizes: Ints, by_class: list[Ints], rho: float, seed: int) -> Fle
 
     most, each, odd = split(int(sizes.max()))
     largest = np.array([max(most, each + (odd > 0))] * classes)
-    return from_mix(sizes, major, mix, by_class, seed, largest)
+    return from_label_counts(sizes, major, label_counts, by_class, seed, largest)
 
 
 def dirichlet(sizes: Ints, by_class: list[Ints], alpha: float, seed: int) -> Fleet:
@@ -199,47 +198,47 @@ def dirichlet(sizes: Ints, by_class: list[Ints], alpha: float, seed: int) -> Fle
     check_room(len(sizes), len(by_class))
     shares = stream(seed, "dirichlet").dirichlet(np.full(len(by_class), alpha), len(sizes)).astype(np.float32)
 
-    def mix(k: int) -> Ints:
+    def label_counts(k: int) -> Ints:
         exact = shares[k].astype(np.float64) / shares[k].sum(dtype=np.float64) * sizes[k]
         counts: Ints = np.floor(exact).astype(np.int64)
         counts[np.argsort(counts - exact, kind="stable")[: sizes[k] - counts.sum()]] += 1
         return counts
 
     largest = np.ceil((shares * sizes[:, None]).max(axis=0)).astype(np.int64)
-    return from_mix(sizes, shares.argmax(axis=1).astype(np.int32), mix, by_class, seed, largest)
+    return from_label_counts(sizes, shares.argmax(axis=1).astype(np.int32), label_counts, by_class, seed, largest)
 
 
-def from_mix(
-    sizes: Ints, major: Ints, mix: Callable[[int], Ints], by_class: list[Ints], seed: int, largest: Ints
+def from_label_counts(
+    sizes: Ints, major: Ints, label_counts: Callable[[int], Ints], by_class: list[Ints], seed: int, largest: Ints
 ) -> Fleet:
     """Draw each class's share without replacement where the class is large enough, else with replacement."""
 
-    def draw(k: int) -> Ints:
+    def sample_indices(k: int) -> Ints:
         rng = stream(seed, "samples", device=k)
         return np.concatenate(
             [
                 rows[rng.choice(len(rows), count, replace=count > len(rows), shuffle=False)]
-                for rows, count in zip(by_class, mix(k), strict=True)
+                for rows, count in zip(by_class, label_counts(k), strict=True)
             ]
         )
 
     repeats = any(count > len(rows) for rows, count in zip(by_class, largest, strict=True))
-    return Fleet(sizes, major, draw, mix, repeats=repeats)
+    return Fleet(sizes, major, sample_indices, label_counts, repeats=repeats)
 
 
 def iid(sizes: Ints, y: Ints, classes: int, seed: int) -> Fleet:
     """Every device draws uniformly from the whole training set."""
 
-    def draw(k: int) -> Ints:
+    def sample_indices(k: int) -> Ints:
         rng, size = stream(seed, "samples", device=k), int(sizes[k])
         return rng.choice(len(y), size, replace=size > len(y), shuffle=False)
 
-    def mix(k: int) -> Ints:
-        return np.bincount(y[draw(k)], minlength=classes)
+    def label_counts(k: int) -> Ints:
+        return np.bincount(y[sample_indices(k)], minlength=classes)
 
     commonest = int(np.bincount(y).argmax())
     repeats = bool(sizes.max() > len(y))
-    return Fleet(sizes, np.full(len(sizes), commonest, np.int32), draw, mix, repeats=repeats)
+    return Fleet(sizes, np.full(len(sizes), commonest, np.int32), sample_indices, label_counts, repeats=repeats)
 
 
 def natural(dataset: Dataset) -> Fleet:
@@ -254,13 +253,19 @@ def natural(dataset: Dataset) -> Fleet:
     ends = np.cumsum(np.bincount(owner))
     y = dataset.y_train.numpy()
 
-    def draw(k: int) -> Ints:
+    def sample_indices(k: int) -> Ints:
         return order[ends[k - 1] if k else 0 : ends[k]]
 
-    def mix(k: int) -> Ints:
-        return np.bincount(y[draw(k)], minlength=dataset.classes)
+    def label_counts(k: int) -> Ints:
+        return np.bincount(y[sample_indices(k)], minlength=dataset.classes)
 
     check_room(len(names), dataset.classes)
     counts = np.zeros((len(names), dataset.classes), np.int32)
     np.add.at(counts, (owner, y), 1)
-    return Fleet(np.bincount(owner), counts.argmax(axis=1).astype(np.int32), draw, mix, names=names.astype(str))
+    return Fleet(
+        np.bincount(owner),
+        counts.argmax(axis=1).astype(np.int32),
+        sample_indices,
+        label_counts,
+        names=names.astype(str),
+    )

@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class DeviceTable:
     """A column for each thing that is known, an entry a device; None: not known. `utc_offset` is in hours, as the
     zone has it on the fleet's day, and NaN where it is not known, as are latitude and longitude."""
 
@@ -66,13 +66,13 @@ class Known:
             total.update(np.ascontiguousarray(column).view(np.uint8).data)
         return total.hexdigest()
 
-    def rows(self, order: Ints) -> "Known":
+    def rows(self, order: Ints) -> "DeviceTable":
         """The same, of these devices in this order. A trace is matched by name, later."""
         columns: dict[str, Any] = {name: column[order] for name, column in self.columns().items()}
         return replace(self, **columns)
 
 
-def read(path: Path, day: str) -> tuple[Known, Table]:
+def read(path: Path, day: str) -> tuple[DeviceTable, Table]:
     """Read a fleet file. Zones are asked for their offset on `day`."""
     table = Table(path, read_bytes(path, "fleet.path"))
     unknown = [name for name in table.data.column_names if name not in COLUMNS]
@@ -85,7 +85,7 @@ def read(path: Path, day: str) -> tuple[Known, Table]:
     samples = numbers("samples", 1, MOST_SAMPLES)
     if samples is not None and (samples % 1).any():
         table.refuse(int(np.flatnonzero(samples % 1)[0]), "samples must be a whole number")
-    return Known(
+    return DeviceTable(
         names=names(table) if "device" in table else None,
         samples=None if samples is None else samples.astype(np.int64),
         utc_offset=offsets(table, day),

@@ -11,7 +11,7 @@ charged). Devices and links are slow and fast by log-normal factors around a med
 import numpy as np
 
 from fedcluster.fleet.availability import build
-from fedcluster.fleet.fleet_file import Known
+from fedcluster.fleet.fleet_file import DeviceTable
 from fedcluster.fleet.timezones import DAY, HOUR, hours_ahead
 from fedcluster.rng import stream
 
@@ -41,7 +41,7 @@ WEIGHTS = {  # roughly, people with a phone in hundred millions
 NIGHTS = 7
 
 
-def diurnal(devices: int, seed: int, day: str) -> Known:
+def diurnal(devices: int, seed: int, day: str) -> DeviceTable:
     rng = stream(seed, "world")
     weights = np.array(list(WEIGHTS.values()))
     zone = rng.choice(len(weights), devices, p=weights / weights.sum())
@@ -52,7 +52,7 @@ def diurnal(devices: int, seed: int, day: str) -> Known:
     begin = np.round((bed - ahead[:, None])[slept] * HOUR).astype(np.int64)
     length = np.round(sleep[slept] * HOUR).astype(np.int64)
     owner = np.repeat(np.arange(devices), slept.sum(axis=1))
-    return Known(
+    return DeviceTable(
         utc_offset=ahead,
         seconds_per_sample=0.005 * np.exp(rng.normal(0, 0.6, devices)),
         down_mbps=20 * np.exp(rng.normal(0, 0.8, devices)),

@@ -50,18 +50,18 @@ def train(message: Message, context: Context) -> Message:
     """A turn: the simulator's own step, with this device's data and memory."""
     facts, received = unpack(message.content)
     try:
-        round, cycle, k, exchange = (whole(facts, name) for name in ("round", "cycle", "device", "exchange"))
+        round, cycle, k, phase = (whole(facts, name) for name in ("round", "cycle", "device", "exchange"))
         run, began, since, turn = text(facts, "run"), *(whole(facts, name) for name in ("began", "since", "turn"))
         executor = own(context).prepare(text(facts, "plan"))
-        received = hold(context.state, f"{run}/{round}/{cycle}", exchange, len(executor.exchanges), received)
+        received = hold(context.state, f"{run}/{round}/{cycle}", phase, len(executor.phases), received)
     except Unreadable as error:
         differ = skew(facts, "the server", "this device")
         raise Unreadable(f"{error}; {differ}: install the same version on both" if differ else str(error)) from None
-    memory = recall(context.state, run, since)
+    device_state = recall(context.state, run, since)
     with repeatable():
-        message_back, kept = executor.train_device(exchange, (round, cycle, k), received, memory)
+        message_back, kept = executor.train_device(phase, (round, cycle, k), received, device_state)
     if kept:
         remember(context.state, run, began, recall(context.state, run, began), turn, kept)
-    lost = since > 0 and memory is None and bool(executor.new)
-    told = {"round": round, "cycle": cycle, "exchange": exchange, "lost": lost}
+    lost = since > 0 and device_state is None and bool(executor.initial_device_state)
+    told = {"round": round, "cycle": cycle, "exchange": phase, "lost": lost}
     return Message(pack(told, {name: tensor.reshape(-1) for name, tensor in message_back.items()}), reply_to=message)

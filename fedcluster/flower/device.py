@@ -25,8 +25,8 @@ from fedcluster.fleet import fleet
 from fedcluster.fleet.fleet import Fleet, Ints
 from fedcluster.flower.messages import Unreadable, pack_tensors, unpack_tensors
 from fedcluster.flower.registry import NAME, Registration
-from fedcluster.models import zoo as models
-from fedcluster.models.flat_model import Learner
+from fedcluster.models import zoo
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.state import Message
 from fedcluster.training.executors.in_process import InProcess
 
@@ -109,14 +109,14 @@ class Device:
                 raise BadExperiment(f"the server asks for {name}, which this device does not allow: join with --allow")
         dataset = self.like(plan["shape"], classes, plan["scale"], plan["shift"])
         algorithm = algorithms.build(local, seed)
-        learner = Learner(models.build(model.name, dataset.shape, classes, seed), objective=algorithm.objective)
+        flat_model = FlatModel(zoo.build(model.name, dataset.shape, classes, seed), objective=algorithm.objective)
         rows = np.arange(self.samples)
 
         def mine(k: int) -> Ints:
             return rows
 
         alone = Fleet(np.array([len(rows)]), np.zeros(1, np.int32), mine, mine)
-        return InProcess(algorithm, learner, dataset, alone, local, seed)
+        return InProcess(algorithm, flat_model, dataset, alone, local, seed)
 
     def like(self, shape: list[int], classes: int, scale: Any, shift: Any) -> Dataset:
         """Our data as the federation sees them: standardised by the server's numbers where it has them. A copy, so that
@@ -148,7 +148,7 @@ def simulated(path: str) -> tuple[Dataset, Fleet]:
 def played(path: str, k: int) -> Device:
     """Device k of an experiment's simulated fleet, for Flower's simulation, where one process plays many."""
     dataset, everyone = simulated(path)
-    rows = everyone.draw(k)
+    rows = everyone.sample_indices(k)
     x, y = dataset.x_train.numpy()[rows], dataset.y_train.numpy()[rows]
     share = Dataset(x, y, dataset.x_test[:1].numpy(), dataset.y_test[:1].numpy(), classes=dataset.classes)
     return Device(Identity(str(k), path), share)
@@ -164,15 +164,15 @@ def recall(state: RecordDict, run: str, turn: int) -> Message | None:
     return unpack_tensors(found) or None
 
 
-def hold(state: RecordDict, cycle: str, exchange: int, exchanges: int, received: Message) -> Message:
+def hold(state: RecordDict, cycle: str, phase: int, phases: int, received: Message) -> Message:
     """Everything received in this cycle. What earlier exchanges brought is not sent again, so it is held until then."""
     held = state.config_records.get(HELD)
     state.pop(HELD, None)
-    if exchange > 0:
+    if phase > 0:
         if held is None or held.get("cycle") != cycle:
             raise Unreadable("a later exchange of a cycle whose first one did not come here")
         received = unpack_tensors({name: data for name, data in held.items() if name != "cycle"}) | received
-    if exchange + 1 < exchanges:
+    if phase + 1 < phases:
         state[HELD] = ConfigRecord({"cycle": cycle, **pack_tensors(received)})
     return received
 

@@ -16,33 +16,33 @@ from fedcluster import __version__
 from fedcluster.algorithms import FedAvg
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.flower.messages import Unreadable, pack, pack_tensors, pack_with, skew, text, whole
-from fedcluster.flower.registry import Registration, Roster, read_registration
-from fedcluster.flower.transport import GONE, SILENT, Bell, Found, Post, Reply, opened, printable
+from fedcluster.flower.registry import Registration, Registry, read_registration
+from fedcluster.flower.transport import GONE, SILENT, Found, Notifier, Reply, Transport, opened, printable
 from fedcluster.state import Message as Tensors
 from fedcluster.training.acceptance import UNSENT, Update
-from fedcluster.training.executors.in_process import Memory
+from fedcluster.training.executors.in_process import DeviceStates
 
 ASK = 600.0  # seconds that a node has to say who it is: it may have to load its data first, and nobody waits for it
-NEW: Tensors = {"turn": torch.zeros(1, dtype=torch.int64)}
+REMEMBERS: Tensors = {"turn": torch.zeros(1, dtype=torch.int64)}
 Say = Callable[[str], None]
 
 
 @dataclass(eq=False)
-class Presence:
+class NodeDirectory:
     """Which node each device is, now. `keys` says whose key is whose; None where nobody has one: first come."""
 
     grid: Grid
-    roster: Roster
+    registry: Registry
     keys: dict[bytes, str] | None
     say: Say
-    bell: Bell = field(default_factory=Bell)
+    notifier: Notifier = field(default_factory=Notifier)
     devices: dict[int, str] = field(default_factory=dict)  # by node id
     refused: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         speak = self.say
         self.say = lambda text: speak(printable(text))  # much of it are words of the devices' own
-        self.post = Post(self.grid, most=2**20, bell=self.bell)
+        self.transport = Transport(self.grid, most=2**20, notifier=self.notifier)
         self.asked: dict[int, NodeInfo] = {}
 
     def look(self) -> None:
@@ -57,8 +57,8 @@ class Presence:
             self.asked |= {node: there[node] for node in strangers}
             asking = {"ask": "who", "version": __version__}
             question = {node: Message(pack(asking), node, "query", ttl=ASK) for node in strangers}
-            answers += self.post.send(question, ASK)
-        for node, found in [*answers, *self.post.collect()]:
+            answers += self.transport.send(question, ASK)
+        for node, found in [*answers, *self.transport.collect()]:
             info = self.asked.pop(node)
             why = self.meet(info, opened(found))
             if why in SILENT:  # it is asked again
@@ -71,7 +71,7 @@ class Presence:
         self.refused.add(node.node_id)
         self.say(f"refused a node ({self.owner(node)}): {why}")
         self.grid.push_messages([Message(pack({"refused": why}), node.node_id, "query", ttl=ASK)])
-        self.bell.ring([node.node_id])
+        self.notifier.ring([node.node_id])
 
     def owner(self, node: NodeInfo) -> str:
         if self.keys is None:
@@ -92,7 +92,7 @@ class Presence:
             return f"it says that it is device {device}, whose key it does not have"
         if device in self.devices.values():
             return f"it says that it is device {device}, which is here already"
-        why = self.roster.note(registration)
+        why = self.registry.note(registration)
         if why is not None:
             return f"it says that it is device {device}, but {why}"
         self.devices[node.node_id] = device
@@ -102,14 +102,14 @@ class Presence:
 
     def node(self, number: int) -> int | None:
         """The node of a device on the roster, if it is here."""
-        device = self.roster.entries[number].device
+        device = self.registry.entries[number].device
         return next((node for node, name in self.devices.items() if name == device), None)
 
 
-class Nobody:
+class NoExecutor:
     """The executor of a run for which no device is asked."""
 
-    def train(self, cycle: Cycle, received: Tensors, exchange: int, memory: Memory) -> Iterator[Update]:
+    def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Update]:
         return iter(())
 
     def close(self) -> None:
@@ -120,35 +120,35 @@ class Federation:
     """Sends a cohort its broadcast and passes on what comes back before the deadline."""
 
     def __init__(
-        self, presence: Presence, algorithm: FedAvg, plan: str, most: int, keeps: bool, deadline: float
+        self, directory: NodeDirectory, algorithm: FedAvg, plan: str, most: int, keeps: bool, deadline: float
     ) -> None:
-        self.presence, self.plan, self.keeps, self.deadline = presence, plan, keeps, deadline
-        self.exchanges = len(algorithm.exchanges)
-        self.post = Post(presence.grid, most, bell=presence.bell)
+        self.directory, self.plan, self.keeps, self.deadline = directory, plan, keeps, deadline
+        self.phases = len(algorithm.phases)
+        self.transport = Transport(directory.grid, most, notifier=directory.notifier)
         self.sent: Tensors = {}  # in this cycle
         self.began: dict[int, int] = {}  # the last turn that each device of the cycle had finished when it began
 
-    def train(self, cycle: Cycle, received: Tensors, exchange: int, memory: Memory) -> Iterator[Update]:
-        self.presence.look()
-        if exchange == 0:
+    def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+        self.directory.look()
+        if phase == 0:
             self.sent, self.began = {}, {}
         tensors = pack_tensors({name: t for name, t in received.items() if t is not self.sent.get(name)})
         self.sent = received
-        turn = cycle.round * self.exchanges + exchange + 1
+        turn = cycle.round * self.phases + phase + 1
         messages = {}
         for k in cycle.cohort.tolist():
-            node = self.presence.node(k)
-            since = int(memory[k]["turn"]) if k in memory else 0
+            node = self.directory.node(k)
+            since = int(device_states[k]["turn"]) if k in device_states else 0
             began = self.began.setdefault(k, since)
-            place = {"round": cycle.round, "cycle": cycle.cycle, "device": k, "exchange": exchange}
+            place = {"round": cycle.round, "cycle": cycle.cycle, "device": k, "exchange": phase}
             turns = {"began": began, "since": since, "turn": turn, "version": __version__}
-            facts = place | turns | {"run": self.presence.roster.run, "plan": self.plan}
+            facts = place | turns | {"run": self.directory.registry.run, "plan": self.plan}
             if node is not None:
                 content, group = pack_with(facts, tensors), str(cycle.round)
                 messages[k] = Message(content, node, "train", ttl=self.deadline, group_id=group)
             else:
                 yield self.unsent(cycle, k)
-        for k, found in self.post.exchange(messages, self.deadline) if messages else ():
+        for k, found in self.transport.exchange(messages, self.deadline) if messages else ():
             reply = opened(found)
             if isinstance(reply, Unreadable):
                 yield Update(k, cycle.round, cycle.cycle, {}, fault=str(reply))
@@ -157,29 +157,29 @@ class Federation:
             elif isinstance(reply, str):
                 self.remark(cycle, k, reply)
             else:
-                yield self.update(k, cycle, exchange, turn, reply, memory)
+                yield self.update(k, cycle, phase, turn, reply, device_states)
 
     def unsent(self, cycle: Cycle, k: int) -> Update:
         self.remark(cycle, k, GONE)
         return Update(k, cycle.round, cycle.cycle, UNSENT)
 
-    def update(self, k: int, cycle: Cycle, exchange: int, turn: int, reply: Reply, memory: Memory) -> Update:
+    def update(self, k: int, cycle: Cycle, phase: int, turn: int, reply: Reply, device_states: DeviceStates) -> Update:
         facts, tensors = reply
         try:
             round, place, number = (whole(facts, name) for name in ("round", "cycle", "exchange"))
         except Unreadable as error:
             return Update(k, cycle.round, cycle.cycle, {}, fault=str(error))
-        if number != exchange:
+        if number != phase:
             return Update(k, round, place, {}, fault=f"for exchange {number}")
         if self.keeps and (round, place) == (cycle.round, cycle.cycle):
-            memory[k] = {"turn": torch.tensor([turn])}
+            device_states[k] = {"turn": torch.tensor([turn])}
             if facts.get("lost") is True:
                 self.remark(cycle, k, "it has lost what it kept, and went on as if it were new")
         return Update(k, round, place, tensors)
 
     def remark(self, cycle: Cycle, k: int, why: str) -> None:
-        device = self.presence.roster.entries[k].device
-        self.presence.say(f"round {cycle.round + 1}, cluster {cycle.cluster}: device {device}: {why}")
+        device = self.directory.registry.entries[k].device
+        self.directory.say(f"round {cycle.round + 1}, cluster {cycle.cluster}: device {device}: {why}")
 
     def close(self) -> None:
         pass

@@ -250,10 +250,10 @@ class Line:
     def gone(self) -> bool:
         return self.reader.at_eof() or self.writer.transport.is_closing()
 
-    async def request(self, patience: float) -> Request | None:
+    async def request(self, retry: float) -> Request | None:
         """The next request's header, which has to begin within `patience` seconds; None when there is none."""
         clock = asyncio.get_running_loop().time
-        async with asyncio.timeout(patience) as limit:
+        async with asyncio.timeout(retry) as limit:
             while (event := self.http.next_event()) is h11.NEED_DATA:
                 self.http.receive_data(await self.reader.read(CHUNK))
                 limit.reschedule(min(limit.when() or 0.0, clock() + FIRST))

@@ -51,7 +51,7 @@ HICCUP = 0.5  # seconds at most until a request is tried again whose connection 
 LOST = (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
 
-class Away(Exception):
+class ServerUnavailable(Exception):
     """The server does not answer, or does not know us now; it is worth trying again."""
 
 
@@ -86,7 +86,7 @@ def join(
                 say(f"connected to {server}")
                 failed, met = 0, True
                 serve(line, client_app, identity, state, say)
-        except (Away, httpx.HTTPError, OSError) as error:
+        except (ServerUnavailable, httpx.HTTPError, OSError) as error:
             failed += 1
             if failed >= TRIES and not met:
                 raise LostServer(f"{server} does not let us in ({why(error)}): check address and key") from None
@@ -135,7 +135,7 @@ def check_server(host: str, port: int, authority: Path | None) -> None:
             "take the ca.crt of that server, and an address that its certificate names"
         ) from None
     except ssl.SSLError as error:
-        raise Away(f"no TLS: {error.reason}") from None
+        raise ServerUnavailable(f"no TLS: {error.reason}") from None
 
 
 class Line:
@@ -173,7 +173,7 @@ class Line:
             if not response.object_found:
                 break
             time.sleep(0.1)  # the server has not sent all of it yet
-        raise Away("the server withdrew a message")
+        raise ServerUnavailable("the server withdrew a message")
 
     def send(self, reply: Message) -> None:
         reply.metadata.__dict__["_message_id"] = reply.object_id

@@ -29,7 +29,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_sig
 from google.protobuf.message import DecodeError
 
 from fedcluster.flower.listener import OWN, Answer, Listener, Request, raise_descriptor_limit
-from fedcluster.flower.transport import Bell, printable
+from fedcluster.flower.transport import Notifier, printable
 
 FLEET = "/v1/fleet/"
 PATHS = frozenset(
@@ -58,7 +58,7 @@ REMARKS = 50  # and so many in all
 LINKS = OWN // 4  # connections to the SuperLink
 
 
-class Gate(Bell):
+class Proxy(Notifier):
     """`keys` says whose key is whose; None: anyone, for tests on loopback. `allowance` is how many bytes of objects a
     device may upload for every message that it was given."""
 
@@ -143,10 +143,10 @@ class Gate(Bell):
     async def hold(self, node: int) -> None:
         """Keep a node's question until there is something for it, or for a while: the SuperLink may know better."""
         if node not in self.mail:
-            bell = self.bells.setdefault(node, asyncio.Event())
+            notifier = self.bells.setdefault(node, asyncio.Event())
             with suppress(TimeoutError):
                 async with asyncio.timeout(HOLD):
-                    await bell.wait()
+                    await notifier.wait()
             self.bells.pop(node, None)
 
     def admit(self, request: Request) -> bytes | Answer:

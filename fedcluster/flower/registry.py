@@ -31,7 +31,7 @@ from fedcluster.fleet.availability import daily
 from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Fleet, Ints, capped
-from fedcluster.fleet.fleet_file import Known
+from fedcluster.fleet.fleet_file import DeviceTable
 from fedcluster.fleet.schedule import Cycle, Schedule
 from fedcluster.fleet.timezones import daily_hours, hours_ahead, zone
 
@@ -92,7 +92,7 @@ def read_registration(text: str) -> Registration:
         raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'registration'}: {first['msg']}") from None
 
 
-class Roster:
+class Registry:
     """Devices in the order of their numbers. With a path, latecomers are on the disk before they take part; those who
     are there at the start are saved by whoever begins the run."""
 
@@ -183,7 +183,7 @@ class Roster:
         major = np.array([int(np.argmax(entry.labels)) if entry.labels else 0 for entry in entries], np.int32)
         classes = max(entry.classes for entry in entries)
 
-        def mix(k: int) -> Ints:
+        def label_counts(k: int) -> Ints:
             told = entries[k].labels or []
             return np.array(told + [0] * (classes - len(told)))
 
@@ -192,9 +192,9 @@ class Roster:
         free = None
         if method == "availability":
             free = daily([daily_hours(entry.slots) for entry in entries], np.nan_to_num(ahead))
-        known = Known(utc_offset=None if np.isnan(ahead).all() else ahead, availability=free)
+        known = DeviceTable(utc_offset=None if np.isnan(ahead).all() else ahead, availability=free)
         names = np.array([entry.device for entry in entries])
-        return Fleet(sizes, major, elsewhere, mix, names=names, known=known, cap=cap)
+        return Fleet(sizes, major, elsewhere, label_counts, names=names, known=known, cap=cap)
 
     def claims(self, first: int = 0) -> list[str]:
         """Who, from device number `first` on, says that it has more samples than it counts for."""
@@ -230,16 +230,16 @@ class LiveSchedule(Schedule):
 
     def __init__(
         self,
-        roster: Roster,
+        registry: Registry,
         look: Callable[[], None],
         say: Callable[[str], None],
         wait: Callable[[int], None] | None = None,
     ) -> None:
-        self.roster, self.look, self.say, self.wait = roster, look, say, wait
+        self.registry, self.look, self.say, self.wait = registry, look, say, wait
         self.begun: int | None = None
         self.latest = -1
-        experiment = roster.experiment
-        super().__init__(experiment.clusters, roster.fleet(0), roster.clusters(0), experiment.seed)
+        experiment = registry.experiment
+        super().__init__(experiment.clusters, registry.fleet(0), registry.clusters(0), experiment.seed)
 
     def round(self, j: int) -> list[Cycle]:
         self.attempt = self.attempt + 1 if j == self.latest else 0
@@ -247,8 +247,8 @@ class LiveSchedule(Schedule):
         if self.attempt and self.wait is not None:
             self.wait(j)
         self.look()
-        self.roster.admit(j + (j == self.begun), self.say)
-        self.fleet, self.clusters = self.roster.fleet(j), self.roster.clusters(j)
+        self.registry.admit(j + (j == self.begun), self.say)
+        self.fleet, self.clusters = self.registry.fleet(j), self.registry.clusters(j)
         return super().round(j)
 
     def cohort_size(self) -> int:

@@ -8,17 +8,17 @@ import time
 from dataclasses import dataclass
 
 from fedcluster.errors import LostServer
-from fedcluster.flower.executor import Presence
+from fedcluster.flower.executor import NodeDirectory
 
 LOOK = 0.5  # seconds between two looks for devices
 PAUSE, LONGEST = 3.0, 60.0  # seconds before a round is taken again with devices that failed in it: the first, the last
 
 
 @dataclass(eq=False)
-class Patience:
+class RetryPolicy:
     """`resume` says how to go on after giving up."""
 
-    presence: Presence
+    directory: NodeDirectory
     seconds: float
     resume: str
 
@@ -29,13 +29,13 @@ class Patience:
         """Until it is worth taking round j again: someone has come, or a while has passed. LostServer: give up."""
         if j != self.round:
             self.round, self.until, self.pause = j, time.monotonic() + self.seconds, PAUSE
-        self.presence.look()
-        failed, said = set(self.presence.devices), ""
+        self.directory.look()
+        failed, said = set(self.directory.devices), ""
         again = time.monotonic() + self.pause
-        while not self.presence.devices.keys() - failed and not (failed and time.monotonic() > again):
+        while not self.directory.devices.keys() - failed and not (failed and time.monotonic() > again):
             why = f"too few updates of {len(failed)} devices on line" if failed else "nobody is on line"
             if why != said:
-                self.presence.say(f"round {j + 1} did not take place: {why}; waiting for {self.left:.0f} s at most")
+                self.directory.say(f"round {j + 1} did not take place: {why}; waiting for {self.left:.0f} s at most")
             if self.left == 0:
                 raise LostServer(
                     f"round {j + 1}: {why}, for {self.seconds:g} s: see what is said of the devices above, wait "
@@ -43,8 +43,8 @@ class Patience:
                 )
             said = why
             time.sleep(LOOK)
-            self.presence.look()
-            failed &= self.presence.devices.keys()
+            self.directory.look()
+            failed &= self.directory.devices.keys()
         self.pause = min(2 * self.pause, LONGEST)
 
     @property

@@ -16,13 +16,13 @@ from flwr.serverapp import Grid, ServerApp
 from fedcluster.errors import BadExperiment, BadRun, LostServer
 from fedcluster.experiment import Experiment, load
 from fedcluster.flower.certificates import check_server, public_keys
-from fedcluster.flower.executor import Presence
+from fedcluster.flower.executor import NodeDirectory
 from fedcluster.flower.listener import raise_descriptor_limit
-from fedcluster.flower.proxy import Gate
-from fedcluster.flower.registry import LiveSchedule, Roster
-from fedcluster.flower.retry import Patience
-from fedcluster.flower.setup import Terms, check_updates, connected, prepare
-from fedcluster.flower.transport import Bell
+from fedcluster.flower.proxy import Proxy
+from fedcluster.flower.registry import LiveSchedule, Registry
+from fedcluster.flower.retry import RetryPolicy
+from fedcluster.flower.setup import ServeOptions, check_updates, connected, prepare
+from fedcluster.flower.transport import Notifier
 from fedcluster.runs.directory import Folder, fresh
 from fedcluster.runs.ledger import size
 from fedcluster.runs.progress import Display, suited
@@ -41,7 +41,7 @@ def serve(
     certificates: Path | None,
     out: Path,
     resume: bool,
-    terms: Terms,
+    serve_options: ServeOptions,
     display: Display | None = None,
 ) -> Result:
     """A federation from its first device to its picture."""
@@ -65,12 +65,12 @@ def serve(
         superlink = SuperLink(certificates, keys, folder.path / "superlink.log")
         with (
             superlink.running(),
-            Gate(listen, (superlink.host, superlink.port), certificates, keys, display.say) as gate,
+            Proxy(listen, (superlink.host, superlink.port), certificates, keys, display.say) as proxy,
         ):
-            display.announce(f"open to devices at {listen[0]}:{gate.port}")
+            display.announce(f"open to devices at {listen[0]}:{proxy.port}")
             try:
                 with superlink.run() as grid:
-                    return deploy(experiment, grid, folder, keys, terms, display, gate)
+                    return deploy(experiment, grid, folder, keys, serve_options, display, proxy)
             except (httpx.HTTPError, ConnectionError) as error:
                 gone = "is gone" if superlink.gone else f"does not answer ({error})"
                 raise LostServer(
@@ -98,42 +98,44 @@ def deploy(
     grid: Grid,
     folder: Folder,
     keys: Keys,
-    terms: Terms,
+    serve_options: ServeOptions,
     display: Display,
-    gate: Gate | None = None,
+    proxy: Proxy | None = None,
 ) -> Result:
     """Train with whoever comes. The loop, the algorithms, the acceptance and the record are the simulator's."""
-    roster = Roster(experiment, registry(folder))
-    presence = Presence(grid, roster, keys, display.say, gate or Bell())
+    registry = Registry(experiment, registry_file(folder))
+    directory = NodeDirectory(grid, registry, keys, display.say, proxy or Notifier())
     with repeatable():
-        gather(presence, terms, display)
-        patience = Patience(presence, terms.wait, f"--resume --out {folder.path}")
-        schedule = LiveSchedule(roster, presence.look, display.say, patience)
-        check_updates(schedule, terms)
+        gather(directory, serve_options, display)
+        retry = RetryPolicy(directory, serve_options.wait, f"--resume --out {folder.path}")
+        schedule = LiveSchedule(registry, directory.look, display.say, retry)
+        check_updates(schedule, serve_options)
         setup = prepare(schedule, display.say)
-        most = max(size(exchange.form(setup.start)) for exchange in setup.algorithm.exchanges) + ENVELOPE
-        if gate is not None:
-            gate.allowance = most
-        setup = connected(setup, presence, most, terms)
+        most = max(size(phase.upload_spec(setup.start)) for phase in setup.algorithm.phases) + ENVELOPE
+        if proxy is not None:
+            proxy.allowance = most
+        setup = connected(setup, directory, most, serve_options)
         keep_budget(setup, False, display)
         display.announce(banner(setup))
         if inequality := unequal_clusters(setup):
             display.say(inequality)
-        display.announce("\n".join([plan_of(roster), *roster.claims()]))
+        display.announce("\n".join([plan_of(registry), *registry.claims()]))
         if not folder.begun:
-            roster.save()
+            registry.save()
         recorder, state = begin(setup, folder, display)
+        # a device keeps its state from before and after its latest cycle only, so the server must not fall further back
+        recorder.save_every_round = bool(setup.initial_device_state)
         if state.cycle:
             schedule.begun = state.round
         with closing(recorder):
             state = train(setup, recorder, state)
             recorder.save(state, now=True)
         finish(folder, setup, state, recorder.history)
-        setup.learner.load(state.model)
-        return Result(recorder.history, setup.learner.module, folder.path)
+        setup.flat_model.load(state.model)
+        return Result(recorder.history, setup.flat_model.module, folder.path)
 
 
-def registry(folder: Folder) -> Path:
+def registry_file(folder: Folder) -> Path:
     """Where the roster of the folder's run is. One without a run is of a server that was stopped before it began."""
     path = folder.path / "devices.json"
     if not folder.begun:
@@ -146,8 +148,8 @@ def registry(folder: Folder) -> Path:
 def over(experiment: Experiment, folder: Folder, display: Display) -> Result:
     """The result of a run that ended earlier: no device is needed for it."""
     with repeatable():
-        roster = Roster(experiment, registry(folder))
-        setup = prepare(LiveSchedule(roster, nobody_comes, display.say), display.say)
+        registry = Registry(experiment, registry_file(folder))
+        setup = prepare(LiveSchedule(registry, nobody_comes, display.say), display.say)
         display.say(f"{folder.path} is finished: nothing to do")
         return finished(folder, setup, display)
 
@@ -156,34 +158,36 @@ def nobody_comes() -> None:
     """The look of a schedule that is not followed any more."""
 
 
-def gather(presence: Presence, terms: Terms, display: Display) -> None:
+def gather(directory: NodeDirectory, serve_options: ServeOptions, display: Display) -> None:
     """Wait for the devices, but not for ever."""
-    until, shown = time.monotonic() + terms.wait, 0
-    while len(presence.devices) < terms.nodes and time.monotonic() < until:
-        presence.look()
-        if len(presence.devices) > shown:
-            shown = len(presence.devices)
-            display.say(f"{shown} of {terms.nodes} devices are here")
-        if shown < terms.nodes:
+    until, shown = time.monotonic() + serve_options.wait, 0
+    while len(directory.devices) < serve_options.nodes and time.monotonic() < until:
+        directory.look()
+        if len(directory.devices) > shown:
+            shown = len(directory.devices)
+            display.say(f"{shown} of {serve_options.nodes} devices are here")
+        if shown < serve_options.nodes:
             time.sleep(GATHER)
-    roster = presence.roster
-    if not presence.devices or (not roster.entries and len(presence.devices) < (roster.experiment.clusters.count or 1)):
+    registry = directory.registry
+    if not directory.devices or (
+        not registry.entries and len(directory.devices) < (registry.experiment.clusters.count or 1)
+    ):
         raise LostServer(
-            f"after {terms.wait:g} s {len(presence.devices)} of {terms.nodes} devices are here, too few to begin with: "
-            "start them with fedcluster join, or wait longer (--wait)"
+            f"after {serve_options.wait:g} s {len(directory.devices)} of {serve_options.nodes} devices are here, "
+            "too few to begin with: start them with fedcluster join, or wait longer (--wait)"
         )
-    if len(presence.devices) < terms.nodes:
-        display.say(f"beginning with {len(presence.devices)} of {terms.nodes} devices; others may come later")
-    if not roster.entries:
-        roster.admit(0, display.say)
+    if len(directory.devices) < serve_options.nodes:
+        display.say(f"beginning with {len(directory.devices)} of {serve_options.nodes} devices; others may come later")
+    if not registry.entries:
+        registry.admit(0, display.say)
 
 
-def plan_of(roster: Roster) -> str:
+def plan_of(registry: Registry) -> str:
     """Who takes turns with whom, in a line a cluster."""
-    groups = roster.clusters()
+    groups = registry.clusters()
     lines = []
     for number, members in enumerate(groups.members):
-        entries = [roster.entries[k] for k in members]
+        entries = [registry.entries[k] for k in members]
         zones = sorted({entry.timezone for entry in entries if entry.timezone})
         names = ", ".join(entry.device for entry in entries[:12]) + ", ..." * (len(entries) > 12)
         where = f" ({', '.join(zones[:4])})" if zones else ""
@@ -201,7 +205,9 @@ def main(grid: Grid, context: Context) -> None:
     path = Path(str(config["experiment"]))
     experiment = load(path)
     check(experiment)
-    terms = Terms(int(config["nodes"]), float(config["wait"]), float(config["deadline"]), int(config["min-updates"]))
+    serve_options = ServeOptions(
+        int(config["nodes"]), float(config["wait"]), float(config["deadline"]), int(config["min-updates"])
+    )
     out = Path(str(config["out"])) if config["out"] else fresh(path.stem)
     keys = public_keys(Path(str(config["certificates"]))) if config["certificates"] else None
     display = suited()
@@ -209,4 +215,4 @@ def main(grid: Grid, context: Context) -> None:
         if folder.finished:
             over(experiment, folder, display)
             return
-        deploy(experiment, grid, folder, keys, terms, display)
+        deploy(experiment, grid, folder, keys, serve_options, display)

@@ -11,15 +11,15 @@ from fedcluster.data.dataset import Dataset
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import WITH_DEVICES
 from fedcluster.flower.device import PLAN
-from fedcluster.flower.executor import NEW, Federation, Nobody, Presence, Say
-from fedcluster.flower.registry import ROOM, LiveSchedule, Roster
-from fedcluster.models.flat_model import Learner
+from fedcluster.flower.executor import REMEMBERS, Federation, NodeDirectory, NoExecutor, Say
+from fedcluster.flower.registry import ROOM, LiveSchedule, Registry
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.training.evaluation import Evaluator
 from fedcluster.training.setup import Setup, check_output, untried
 
 
 @dataclass(frozen=True)
-class Terms:
+class ServeOptions:
     """How long is waited for whom: `nodes` devices before the first round, `wait` seconds at most, then and whenever
     all are lost, and `deadline` seconds for a cohort's turn, which needs `min_updates` updates."""
 
@@ -32,8 +32,8 @@ class Terms:
 class HeldOut(Evaluator):
     """The global model on the server's test data; nothing where it has none. Training data are with the devices."""
 
-    def __init__(self, learner: Learner, dataset: Dataset | None) -> None:
-        self.learner, self.threads = learner, 1
+    def __init__(self, flat_model: FlatModel, dataset: Dataset | None) -> None:
+        self.flat_model, self.threads = flat_model, 1
         if dataset is not None:
             self.dataset = dataset
         self.blind = dataset is None
@@ -47,10 +47,10 @@ class HeldOut(Evaluator):
 
 def prepare(schedule: LiveSchedule, say: Say) -> Setup:
     """What stands before the first cycle, as in simulation, but for what only devices have, and for the devices."""
-    roster = schedule.roster
-    experiment = roster.experiment
+    registry = schedule.registry
+    experiment = registry.experiment
     dataset = None if experiment.data.name == WITH_DEVICES else sources.open_dataset(experiment.data.name, say)
-    shape, classes = tuple(roster.entries[0].shape), roster.classes
+    shape, classes = tuple(registry.entries[0].shape), registry.classes
     if dataset is not None:
         if dataset.shape != shape:
             raise BadExperiment(
@@ -58,55 +58,57 @@ def prepare(schedule: LiveSchedule, say: Say) -> Setup:
             )
         classes = dataset.classes
     algorithm, optimizer = algorithms.build(experiment.local, experiment.seed), algorithms.optimizer(experiment.server)
-    learner = untried(experiment, shape, classes, "cpu", algorithm.objective)
+    flat_model = untried(experiment, shape, classes, "cpu", algorithm.objective)
     if dataset is not None:
-        check_output(learner, dataset)
-    start = algorithms.first_state(algorithm, optimizer, learner.w.clone(), learner.size)
-    keeps = bool(algorithm.device_memory(learner.w, learner.size))
+        check_output(flat_model, dataset)
+    start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size)
+    keeps = bool(algorithm.initial_device_state(flat_model.w, flat_model.size))
     return Setup(
         experiment=experiment,
         dataset=dataset,
         fleet=schedule.fleet,
         clusters=schedule.clusters,
         schedule=schedule,
-        learner=learner,
+        flat_model=flat_model,
         algorithm=algorithm,
         optimizer=optimizer,
-        executor=Nobody(),
+        executor=NoExecutor(),
         clock=None,
-        evaluate=HeldOut(learner, dataset),
+        evaluate=HeldOut(flat_model, dataset),
         start=start,
-        new=NEW if keeps else {},
+        initial_device_state=REMEMBERS if keeps else {},
         devices=ROOM,
     )
 
 
-def connected(setup: Setup, presence: Presence, most: int, terms: Terms) -> Setup:
+def connected(setup: Setup, directory: NodeDirectory, most: int, serve_options: ServeOptions) -> Setup:
     """Let devices train. `most` is how many bytes one may have reason to send."""
-    plan = plan_for(setup, presence.roster)
-    executor = Federation(presence, setup.algorithm, plan, most, bool(setup.new), terms.deadline)
-    return replace(setup, executor=executor, min_updates=terms.min_updates)
+    plan = plan_for(setup, directory.registry)
+    executor = Federation(
+        directory, setup.algorithm, plan, most, bool(setup.initial_device_state), serve_options.deadline
+    )
+    return replace(setup, executor=executor, min_updates=serve_options.min_updates)
 
 
-def check_updates(schedule: LiveSchedule, terms: Terms) -> None:
+def check_updates(schedule: LiveSchedule, serve_options: ServeOptions) -> None:
     """Cycles that can never have enough updates would be tried in vain."""
     asked = schedule.largest_cohort()
-    if terms.min_updates > asked:
+    if serve_options.min_updates > asked:
         raise BadExperiment(
-            f"--min-updates {terms.min_updates}, but no cycle asks for more than {asked}: lower it, or raise "
+            f"--min-updates {serve_options.min_updates}, but no cycle asks for more than {asked}: lower it, or raise "
             "clusters.participation"
         )
 
 
-def plan_for(setup: Setup, roster: Roster) -> str:
+def plan_for(setup: Setup, registry: Registry) -> str:
     """What a device has to know to train as the simulator would."""
     experiment, dataset = setup.experiment, setup.dataset
     keys = experiment.to_dict()
     scaled = dataset is not None and dataset.scale is not None and dataset.shift is not None
     values = (
         experiment.seed,
-        list(roster.entries[0].shape),
-        roster.classes if dataset is None else dataset.classes,
+        list(registry.entries[0].shape),
+        registry.classes if dataset is None else dataset.classes,
         {"name": keys["model"]["name"]},
         keys["local"],
         dataset.scale.reshape(-1).tolist() if scaled and dataset and dataset.scale is not None else None,

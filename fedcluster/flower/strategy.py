@@ -30,7 +30,7 @@ from fedcluster.fleet.fleet import Fleet
 from fedcluster.fleet.schedule import Cycle, Schedule
 from fedcluster.flower.messages import Unreadable
 from fedcluster.flower.registry import elsewhere
-from fedcluster.flower.transport import KINDS, Post
+from fedcluster.flower.transport import KINDS, Transport
 from fedcluster.state import Message as Tensors
 from fedcluster.training.acceptance import Accepted, Update, accept
 from fedcluster.training.norm_bound import lower_median, most, remember, squares, too_far
@@ -205,7 +205,7 @@ class FedCluster(Strategy):
             message.metadata.ttl = timeout
         weight = sum(len(array.data) for array in arrays.values())
         pieces = 16 + 3 * len(arrays) + weight // CHUNK
-        for node, found in Post(grid, 2 * weight + ROOM, pieces, ARRAYS).exchange(messages, timeout):
+        for node, found in Transport(grid, 2 * weight + ROOM, pieces, ARRAYS).exchange(messages, timeout):
             if not isinstance(found, Message):
                 log(WARNING, "node %s: %s", node, found)
             yield node, found
@@ -224,8 +224,10 @@ class FedCluster(Strategy):
         def refuse(update: Update, why: str) -> None:
             log(WARNING, "refused the update of node %s: %s", messages[update.device][0], why)
 
-        form = tensors_of(arrays, arrays)
-        kept = [messages[k] for k in self.bounded(list(accept(updates, cycle, form, refuse)), form, messages)]
+        upload_spec = tensors_of(arrays, arrays)
+        kept = [
+            messages[k] for k in self.bounded(list(accept(updates, cycle, upload_spec, refuse)), upload_spec, messages)
+        ]
         for node, reply in kept:
             (metrics,) = reply.content.metric_records.values()
             self.examples.setdefault(node, float(metrics[self.weighted_by]))  # type: ignore[arg-type]
@@ -233,13 +235,15 @@ class FedCluster(Strategy):
             metrics[self.weighted_by] = min(self.examples[node], largest)
         return [reply for _, reply in kept]
 
-    def bounded(self, updates: list[Accepted], form: Tensors, messages: dict[int, tuple[int, Message]]) -> list[int]:
+    def bounded(
+        self, updates: list[Accepted], upload_spec: Tensors, messages: dict[int, tuple[int, Message]]
+    ) -> list[int]:
         """The devices whose updates keep to the norm bound; in the first cycle the cohort's own median counts."""
-        moved = {one.device: distance(one.message, form) for one in updates}
+        moved = {one.device: distance(one.message, upload_spec) for one in updates}
         if not moved:
             return []
         usual = lower_median(list(moved.values()))
-        limit = most(self.norm_bound, self.norms, distance(form), usual)
+        limit = most(self.norm_bound, self.norms, distance(upload_spec), usual)
         kept = [k for k, norm in moved.items() if norm <= limit]
         for k in moved.keys() - kept:
             node = messages[k][0]

@@ -56,7 +56,7 @@ class Waiting:
 
 
 @dataclass(eq=False)
-class Parcel:
+class PendingReply:
     """A reply that is on its way: what there is to fetch, and what is here. `activated` says since when its sender has
     been on line: one who comes back does not finish what it had begun to send."""
 
@@ -67,7 +67,7 @@ class Parcel:
     activated: str | None = None
 
 
-class Bell:
+class Notifier:
     """How one side learns that there is something for it. Where nobody tells, one looks every so often; the gate, which
     sees everything pass, rings."""
 
@@ -79,7 +79,7 @@ class Bell:
         time.sleep(LOOK)
 
 
-class Post:
+class Transport:
     """`most` bytes are as much as any reply may weigh, in so many pieces, of these kinds."""
 
     def __init__(
@@ -88,11 +88,11 @@ class Post:
         most: int,
         pieces: int = PIECES,
         kinds: frozenset[str] = KINDS,
-        bell: Bell | None = None,
+        notifier: Notifier | None = None,
     ) -> None:
-        self.grid, self.most, self.pieces, self.kinds, self.bell = grid, most, pieces, kinds, bell or Bell()
+        self.grid, self.most, self.pieces, self.kinds, self.notifier = grid, most, pieces, kinds, notifier or Notifier()
         self.waiting: dict[str, Waiting] = {}  # by message
-        self.parcels: list[Parcel] = []
+        self.parcels: list[PendingReply] = []
         self.checked = 0.0
 
     def exchange(self, messages: dict[int, Message], seconds: float) -> Iterator[tuple[int, Found]]:
@@ -102,12 +102,12 @@ class Post:
         while self.waiting:
             yield from self.collect()
             if self.waiting:
-                self.bell.wait()
+                self.notifier.wait()
 
     def send(self, messages: dict[int, Message], seconds: float) -> Iterator[tuple[int, str]]:
         """Send; yields those who are gone. After so many seconds Flower forgets the messages by their own ttl."""
         ids = list(self.grid.push_messages(list(messages.values())))
-        self.bell.ring(message.metadata.dst_node_id for message in messages.values())
+        self.notifier.ring(message.metadata.dst_node_id for message in messages.values())
         until = time.monotonic() + seconds
         for number, (name, message) in enumerate(messages.items()):
             if number < len(ids) and ids[number]:
@@ -118,7 +118,7 @@ class Post:
     def collect(self) -> Iterator[tuple[int, Found]]:
         """One look: replies that are here and whole, those that never will be, and those whose time is up."""
         for answers, reply in self.look():
-            if isinstance(reply, Parcel):
+            if isinstance(reply, PendingReply):
                 self.parcels.append(reply)
             else:
                 yield self.settle(answers), reply
@@ -149,7 +149,7 @@ class Post:
                 )
                 self.client.ConfirmMessageReceived(request)
 
-    def left(self) -> list[Parcel]:
+    def left(self) -> list[PendingReply]:
         """Those whose senders have gone since they began to send: what is not here by now will never come."""
         if not self.parcels or time.monotonic() < self.checked + ALIVE:
             return []
@@ -163,7 +163,7 @@ class Post:
                 gone.append(parcel)
         return gone
 
-    def look(self) -> Iterator[tuple[str, Parcel | Found]]:
+    def look(self) -> Iterator[tuple[str, PendingReply | Found]]:
         """What has come since the last look; what is being fetched already is not asked for again."""
         ids = self.waiting.keys() - {parcel.answers for parcel in self.parcels}
         if not ids:
@@ -182,14 +182,14 @@ class Post:
                 self.delete(envelope.metadata.message_id)
                 yield answers, Unreadable(f"a reply in {len(pieces):,} pieces")
             else:
-                yield answers, Parcel(answers, envelope.metadata.message_id, pieces)
+                yield answers, PendingReply(answers, envelope.metadata.message_id, pieces)
 
     @property
     def client(self) -> Any:
         assert isinstance(self.grid, HttpGrid)
         return self.grid._runtime_client
 
-    def fetch(self, parcel: Parcel) -> Found | None:
+    def fetch(self, parcel: PendingReply) -> Found | None:
         """Take what is there of a parcel; its content when it is whole, or why it never will be."""
         assert isinstance(self.grid, HttpGrid)
         run = self.grid.run.run_id

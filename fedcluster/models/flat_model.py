@@ -53,7 +53,7 @@ class Loss(nn.Module):
         return value
 
 
-class Learner:
+class FlatModel:
     """A module bound to `w`. `w[:size]` is trained; what follows (running statistics) is averaged along.
 
     `gradient` has the length of the trained part. Integer buffers (counters) keep their starting values.
@@ -159,7 +159,7 @@ class Learner:
         for counter, start in self.counters.values():
             counter.copy_(start)
 
-    def differentiate(self, x: Tensor, y: Tensor) -> None:
+    def compute_gradient(self, x: Tensor, y: Tensor) -> None:
         """Leave in `gradient` that of the objective on the batch, at the current w.
 
         Compiled, where the module is a chain. Else by autograd, or, where a shape of batch has come very often, by a
@@ -192,7 +192,7 @@ class Learner:
         noise, now = self.noise, random_state(self.device) if self.noise else []
         self.w[..., : self.size] = point
         set_random_state(self.device, noise)
-        self.differentiate(*self.batch)
+        self.compute_gradient(*self.batch)
         set_random_state(self.device, now)
         self.noise = noise
         there = self.gradient.clone()

@@ -11,15 +11,15 @@ from fedcluster.data.dataset import Dataset
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Local
 from fedcluster.fleet.fleet import Ints
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.optimizers import optimizer
 from fedcluster.rng import stream, torch_seed
 
-Correct = Callable[[Tensor, Tensor, Tensor], Tensor | None]
+GradientTransform = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 """A local rule: given (gradient, w, the w that was received), changes the gradient in place or returns another."""
 
 
-class Rule(Protocol):
+class LocalOptimizer(Protocol):
     """An optimizer: moves w in place, given a gradient."""
 
     def step(self, w: Tensor, g: Tensor) -> None: ...
@@ -74,38 +74,38 @@ def steps_of(options: Local, seed: int, round: int, device: int) -> int:
 
 
 @torch.no_grad()
-def descend(
-    learner: Learner,
+def local_sgd(
+    flat_model: FlatModel,
     start: Tensor,
     batches: Batches,
-    drift: Tensor | None = None,
-    correct: Correct | None = None,
-    rule: Rule | None = None,
+    gradient_offset: Tensor | None = None,
+    correct: GradientTransform | None = None,
+    rule: LocalOptimizer | None = None,
 ) -> Tensor:
     """w_0 = start;  w_{t+1} = step(w_t, correct(grad f(w_t; batch_t)) + drift);  returns w_E.
 
     The one local loop. `rule` takes the step; left out, it is the experiment's optimizer, begun afresh.
     """
-    learner.load(start)
-    learner.module.train()
-    device, w, g = learner.device, learner.w[..., : learner.size], learner.gradient
-    if learner.chain is not None and correct is None and rule is None and batches.options.optimizer == "sgd":
+    flat_model.load(start)
+    flat_model.module.train()
+    device, w, g = flat_model.device, flat_model.w[..., : flat_model.size], flat_model.gradient
+    if flat_model.chain is not None and correct is None and rule is None and batches.options.optimizer == "sgd":
         lr = batches.options.lr
-        moves = None if drift is None else drift * -lr
+        moves = None if gradient_offset is None else gradient_offset * -lr
         rows = torch.from_numpy(np.ascontiguousarray(batches.drawn(), dtype=np.int64))
-        learner.chain.descend(batches.dataset, rows, lr, moves)
-        return learner.w.clone()
+        flat_model.chain.descend(batches.dataset, rows, lr, moves)
+        return flat_model.w.clone()
     torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
     rule = rule or optimizer(batches.options)
-    start = start[..., : learner.size]
+    start = start[..., : flat_model.size]
     for x, y in batches:
-        learner.differentiate(x.to(device), y.to(device))
+        flat_model.compute_gradient(x.to(device), y.to(device))
         if correct is not None:
             replace_by(correct(g, w, start), g)
-        if drift is not None:
-            g.add_(drift)
+        if gradient_offset is not None:
+            g.add_(gradient_offset)
         rule.step(w, g)
-    return learner.w.clone()
+    return flat_model.w.clone()
 
 
 def replace_by(returned: object, gradient: Tensor) -> None:
@@ -122,13 +122,13 @@ def replace_by(returned: object, gradient: Tensor) -> None:
 
 
 @torch.no_grad()
-def full_gradient(learner: Learner, w: Tensor, batches: Batches) -> Tensor:
+def full_gradient(flat_model: FlatModel, w: Tensor, batches: Batches) -> Tensor:
     """grad f_k(w) over all of the device's data."""
-    learner.load(w)
-    learner.module.train()
+    flat_model.load(w)
+    flat_model.module.train()
     torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
-    total = torch.zeros_like(learner.gradient)
+    total = torch.zeros_like(flat_model.gradient)
     for x, y in batches.whole():
-        learner.differentiate(x.to(learner.device), y.to(learner.device))
-        total.add_(learner.gradient, alpha=y.shape[-1] / len(batches.rows))
+        flat_model.compute_gradient(x.to(flat_model.device), y.to(flat_model.device))
+        total.add_(flat_model.gradient, alpha=y.shape[-1] / len(batches.rows))
     return total

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import found
+from fedcluster.experiment import import_object
 from fedcluster.models.layers import Crop, InputConv2d, Normalise, PoolSame
 from fedcluster.rng import torch_seed
 
@@ -116,7 +116,7 @@ def build(name: Any, shape: Shape, classes: int, seed: int) -> nn.Module:
         case "alexnet":
             make = AlexNet
         case str():
-            make = found(name, "shape", "classes")
+            make = import_object(name, "shape", "classes")
         case _:
             make = name
     with torch.random.fork_rng(devices=[]):

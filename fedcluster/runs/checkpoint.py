@@ -187,7 +187,7 @@ def names(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.json"), reverse=True)
 
 
-def restore(path: Path, start: State, new: Message, devices: int, cycles: int, run: str | None = None) -> Stored:
+def restore(path: Path, start: State, initial_device_state: Message, devices: int, cycles: int, run: str | None = None) -> Stored:
     """Read one checkpoint; ValueError says why it is refused. It must resemble `start`, what its devices keep must
     resemble `new`, and where the `run` is given it must be of that run."""
     try:
@@ -212,25 +212,25 @@ def restore(path: Path, start: State, new: Message, devices: int, cycles: int, r
         raise ValueError("not of this experiment")
     try:
         with safe_open(path.with_suffix(".safetensors"), framework="pt") as tensors:
-            model, server, memory, book = read(tensors, start, new, devices)
+            model, server, device_states, book = read(tensors, start, initial_device_state, devices)
     except SafetensorError as error:
         raise ValueError(f"unreadable ({error})") from None
     ledger = Ledger(devices)
     ledger.restore(book, position.counts)
     time = Time(**position.time.model_dump())
     norms = {name: tuple(medians[-WINDOW:]) for name, medians in position.norms.items()}
-    state = State(model, server, memory, position.round, position.cycle, time, start.size, norms)
+    state = State(model, server, device_states, position.round, position.cycle, time, start.size, norms)
     return Stored(state, ledger, position.seconds, position.record)
 
 
 def read(
-    tensors: Any, start: State, new: Message, devices: int
+    tensors: Any, start: State, initial_device_state: Message, devices: int
 ) -> tuple[Tensor, Message, dict[int, Message], NDArray[np.int64]]:
     """The tensors, each checked against what it must be."""
     names = {"model", "ledger", *(f"server/{name}" for name in start.server)}
     took_part = "devices" in tensors.keys()  # noqa: SIM118
     if took_part:
-        names |= {"devices", *(f"device/{name}" for name in new)}
+        names |= {"devices", *(f"device/{name}" for name in initial_device_state)}
     if set(tensors.keys()) != names:
         raise ValueError("not of this experiment")
 
@@ -244,24 +244,24 @@ def read(
     if book.ndim != 2 or book.shape[0] != 5 or book.dtype != torch.int64:
         raise ValueError("its ledger is not of this experiment")
     check_devices(book[0], devices, "ledger")
-    memory: dict[int, Message] = {}
+    device_states: dict[int, Message] = {}
     if took_part:
         known: Tensor = tensors.get_tensor("devices")
-        if known.ndim != 1 or known.dtype != torch.int64 or not new:
+        if known.ndim != 1 or known.dtype != torch.int64 or not initial_device_state:
             raise ValueError("its devices are not of this experiment")
         check_devices(known, max(1, devices), "memory")  # in centralized training one that is not on the ledger
-        memory = {device: {} for device in known.tolist()}
-        for name, expected in new.items():
+        device_states = {device: {} for device in known.tolist()}
+        for name, expected in initial_device_state.items():
             rows = tensors.get_slice(f"device/{name}")
             if rows.get_shape() != [len(known), *expected.shape] or rows.get_dtype() != DTYPES[expected.dtype]:
                 raise ValueError(f"what its devices keep as {name} is not of this experiment")
-            for row, device in enumerate(memory):
+            for row, device in enumerate(device_states):
                 kept = rows[row].to(expected.device)
                 if not torch.isfinite(kept).all():
                     raise ValueError(f"what device {device} keeps as {name} is not finite")
-                memory[device][name] = kept
+                device_states[device][name] = kept
     server = {name: like(f"server/{name}", tensor) for name, tensor in start.server.items()}
-    return like("model", start.model), server, memory, book.numpy()
+    return like("model", start.model), server, device_states, book.numpy()
 
 
 def check_devices(known: Tensor, devices: int, what: str) -> None:

@@ -131,13 +131,13 @@ class Folder:
             display.say(f"begun under {', '.join(other)}, going on under {now}: the last digits may differ")
         self.run = digest({"experiment": self.experiment.digest(), "fingerprints": facts["fingerprints"]})
 
-    def restore(self, start: State, new: Message, devices: int, cycles: int, display: Display) -> Resumed:
+    def restore(self, start: State, initial_device_state: Message, devices: int, cycles: int, display: Display) -> Resumed:
         """The newest checkpoint that is whole and whose lines are all on record, else the start. What is of another
         run, or no longer belongs together, is refused."""
         altered: BadRun | None = None
         for path in checkpoint.names(self.path / "checkpoint"):
             try:
-                stored = checkpoint.restore(path, start, new, devices, cycles, self.run)
+                stored = checkpoint.restore(path, start, initial_device_state, devices, cycles, self.run)
                 kept = [beginning(self.path / name, stored.record[name]) for name in (METRICS, CYCLES)]
                 if [line["round"] for line in kept[0].lines] != list(range(1, stored.state.round + 1)):
                     raise ValueError(f"ahead of {METRICS}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fedcluster.experiment import found
+from fedcluster.experiment import import_object
 
 
 def is_own(thing: Any) -> bool:
@@ -24,7 +24,7 @@ def digest(thing: Any) -> str:
     prompt, the compiled code stands for it.
     """
     parts = list[str]()
-    describe(found(thing) if isinstance(thing, str) else thing, parts, set())
+    describe(import_object(thing) if isinstance(thing, str) else thing, parts, set())
     return sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
 
 

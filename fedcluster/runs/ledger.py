@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fedcluster.training.acceptance import ELSEWHERE, UNSENT, Update
 from fedcluster.errors import BudgetExceeded
 from fedcluster.fleet.fleet import Ints
-from fedcluster.training.executors.distributed import everywhere, gathered
+from fedcluster.training.executors.distributed import all_reduce_sum, all_gather_text
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.state import Message
 
@@ -32,12 +32,12 @@ class Ledger:
         self.missing: list[int] = []
         self.broadcast = 0  # bytes of the latest one
 
-    def send(self, cycle: Cycle, message: Message, exchange: int = 0) -> None:
+    def send(self, cycle: Cycle, message: Message, phase: int = 0) -> None:
         """The cohort downloads the broadcast. Further exchanges of a turn are counted, not refused: the run has said
         that its algorithm needs them."""
         if not len(self.downloads):
             return
-        if exchange == 0:
+        if phase == 0:
             self.missing = []
             self.spend(self.last_download, cycle.cohort, cycle.round, "download")
         self.downloads[cycle.cohort] += 1
@@ -45,10 +45,10 @@ class Ledger:
         self.broadcast = size(message)
         self.counts["bytes_down"] += len(cycle.cohort) * self.broadcast
 
-    def receive(self, updates: Iterable[Update], cycle: Cycle, form: Message, exchange: int = 0) -> Iterator[Update]:
+    def receive(self, updates: Iterable[Update], cycle: Cycle, upload_spec: Message, phase: int = 0) -> Iterator[Update]:
         """Devices upload, one after the other. Strangers and repeats are not on the books: accept refuses them. Nor is
         the download of a device that the broadcast could not be sent to."""
-        waiting = set(cycle.cohort.tolist()) if len(self.uploads) and form else set()
+        waiting = set(cycle.cohort.tolist()) if len(self.uploads) and upload_spec else set()
         for update in updates:
             if update.message is UNSENT:
                 self.downloads[update.device] -= 1
@@ -58,12 +58,12 @@ class Ledger:
             self.received += 1
             if update.device in waiting:
                 waiting.remove(update.device)
-                if exchange == 0:
+                if phase == 0:
                     self.spend(self.last_upload, np.array([update.device]), cycle.round, "upload")
                 self.uploads[update.device] += 1
                 self.counts["uploads"] += 1
-                self.counts["device_updates"] += "model" in form
-                self.counts["bytes_up"] += size(form if update.message is ELSEWHERE else update.message)
+                self.counts["device_updates"] += "model" in upload_spec
+                self.counts["bytes_up"] += size(upload_spec if update.message is ELSEWHERE else update.message)
             yield update
         self.missing = sorted({*self.missing, *waiting})
 
@@ -79,9 +79,9 @@ class Ledger:
         """The cycle is over: count its aggregation if it changed the model, and hand over its refusals, those of all
         ranks, in the order in which the updates came."""
         self.counts["aggregations"] += bool(len(self.downloads)) and changed
-        refused = everywhere(len(self.refusals))
+        refused = all_reduce_sum(len(self.refusals))
         self.counts["refused"] += refused
-        everybodys = gathered(json.dumps(self.refusals)) if refused else []
+        everybodys = all_gather_text(json.dumps(self.refusals)) if refused else []
         refusals = sorted(tuple(refusal) for text in everybodys for refusal in json.loads(text))
         self.refusals, self.received = [], 0
         return [(device, reason) for _, device, reason in refusals]

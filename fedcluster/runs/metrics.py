@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fedcluster.runs import checkpoint
 from fedcluster.runs.checkpoint import Prefix
-from fedcluster.fleet.clock import Turn
+from fedcluster.fleet.clock import CycleOutcome
 from fedcluster.runs.progress import Display
 from fedcluster.files import named, write_atomically
 from fedcluster.runs.ledger import Ledger
@@ -60,7 +60,7 @@ class Recorder:
 
     `seconds` is the training time of the round so far: from one record to the next, evaluation and saving
     left out. `history` and `turns` are the lines of an earlier run that this one continues. In a `timed` run the
-    lines say what the clock says. `run` is the digest of the run to which the checkpoints belong, `name` how people
+    lines say what the clock says. With `save_every_round` a checkpoint follows every round. `run` is the digest of the run to which the checkpoints belong, `name` how people
     know the device of a number.
     """
 
@@ -88,6 +88,7 @@ class Recorder:
         self.undo: Undo | None = None
         self.whole: Whole | None = None
         self.waited = False
+        self.save_every_round = False
 
     @property
     def history(self) -> list[Line]:
@@ -116,9 +117,9 @@ class Recorder:
         self.seconds, self.waited = 0.0, True
         self.save(state, now=True)
 
-    def cycle(self, turn: Turn, state: State, changed: bool, hold: bool = False, undone: str | None = None) -> None:
+    def cycle(self, outcome: CycleOutcome, state: State, changed: bool, hold: bool = False, undone: str | None = None) -> None:
         """`hold` back the line until a cycle of the round succeeds. `undone` says why the cycle was."""
-        cycle = turn.back
+        cycle = outcome.reported
         spent = time.perf_counter() - self.mark
         self.seconds += spent
         refusals = self.ledger.close(changed)
@@ -143,7 +144,7 @@ class Recorder:
                 "missing": self.ledger.missing,
                 "seconds": spent,
                 **({"undone": undone} if undone else {}),
-                **(simulated(turn) if self.timed else {}),
+                **(simulated(outcome) if self.timed else {}),
             },
         )
         self.display.cycle(cycle.round, cycle.cycle, len(cycle.cohort) / spent)
@@ -162,14 +163,14 @@ class Recorder:
         self.rounds.append(line)
         self.display.round(line)
         self.seconds = 0.0
-        self.commit(state)
+        self.commit(state, now=self.save_every_round)
 
-    def commit(self, state: State) -> None:
+    def commit(self, state: State, now: bool = False) -> None:
         """A cycle or a round is over and on record."""
         if self.folder:
             record = {METRICS: self.rounds.position(), CYCLES: self.cycles.position()}
             self.whole = Whole(state, self.seconds, dict(self.ledger.counts), record)
-        self.save(state)
+        self.save(state, now)
 
     def save(self, state: State, now: bool = False) -> None:
         """A checkpoint, if it is time for one."""
@@ -255,16 +256,16 @@ class Lines:
             self.file.close()
 
 
-def simulated(turn: Turn) -> Line:
+def simulated(outcome: CycleOutcome) -> Line:
     """What the clock says of a cycle: when it opened, when it was over, and who did not come back."""
-    assert turn.lost is not None
-    assert turn.late is not None
+    assert outcome.dropped is not None
+    assert outcome.stragglers is not None
     return {
-        "opened": turn.opened / 1000,
-        "simulated_seconds": turn.time.now / 1000,
-        "failed": turn.failed,
-        "dropped": turn.lost.tolist(),
-        "late": turn.late.tolist(),
+        "opened": outcome.opened / 1000,
+        "simulated_seconds": outcome.time.now / 1000,
+        "failed": outcome.failed,
+        "dropped": outcome.dropped.tolist(),
+        "late": outcome.stragglers.tolist(),
     }
 
 

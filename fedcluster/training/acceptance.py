@@ -41,7 +41,7 @@ class Accepted:
 def accept(
     updates: Iterable[Update],
     cycle: Cycle,
-    form: Message,
+    upload_spec: Message,
     refuse: Callable[[Update, str], None],
     norms: Norms | None = None,
 ) -> Iterator[Accepted]:
@@ -53,7 +53,7 @@ def accept(
     for update in updates:
         if update.message is ELSEWHERE:
             continue
-        reason = fault(update, cycle, members, done) or misfit(update.message, form)
+        reason = fault(update, cycle, members, done) or misfit(update.message, upload_spec)
         reason = reason or (norms.fault(update.device, update.message) if norms else unbounded(update.message))
         if reason:
             refuse(update, reason)
@@ -75,11 +75,11 @@ def fault(update: Update, cycle: Cycle, members: dict[int, float], done: set[int
     return None
 
 
-def misfit(message: Message, form: Message) -> str | None:
+def misfit(message: Message, upload_spec: Message) -> str | None:
     """Why this message cannot be averaged."""
-    if not isinstance(message, dict) or message.keys() != form.keys():
+    if not isinstance(message, dict) or message.keys() != upload_spec.keys():
         return "wrong names"
-    for name, expected in form.items():
+    for name, expected in upload_spec.items():
         tensor = message[name]
         if not isinstance(tensor, Tensor) or tensor.dtype != expected.dtype or tensor.shape != expected.shape:
             return f"{name}: wrong shape or type"

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedcluster.algorithms import FedAvg
-from fedcluster.fleet.clock import Turn, everybody, part
+from fedcluster.fleet.clock import CycleOutcome, all_report, part
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs.metrics import Recorder
 from fedcluster.state import Message, State
 from fedcluster.training import divergence
 from fedcluster.training.acceptance import Accepted, accept
-from fedcluster.training.executors.distributed import anywhere, of_all
-from fedcluster.training.executors.in_process import Memory
+from fedcluster.training.executors.distributed import all_gather_norms, all_reduce_any
+from fedcluster.training.executors.in_process import DeviceStates
 from fedcluster.training.norm_bound import Norms
 from fedcluster.training.setup import Setup
 
@@ -24,52 +24,52 @@ class CycleResult:
     """The state after a cycle, who took part, the updates that moved furthest, and why it was undone if it was."""
 
     state: State
-    turn: Turn
+    outcome: CycleOutcome
     furthest: list[divergence.Moved]
     undone: str | None = None
 
 
 def run_cycle(setup: Setup, recorder: Recorder, state: State, cycle: Cycle) -> CycleResult:
     """W_{jM+K} -> W_{jM+K+1}. The model stays as it is if the cycle fails or its result is not finite."""
-    turn = setup.clock.turn(cycle, state.time) if setup.clock else everybody(cycle, state.time)
-    recorder.open(turn.begin, state)
-    before, cycle, exchanges = state, turn.back, setup.algorithm.exchanges
-    device_state = {k: state.devices.get(k) for k in cycle.cohort.tolist()} if setup.new else {}
+    outcome = setup.clock.outcome(cycle, state.time) if setup.clock else all_report(cycle, state.time)
+    recorder.open(outcome.started, state)
+    before, cycle, phases = state, outcome.reported, setup.algorithm.phases
+    device_state = {k: state.devices.get(k) for k in cycle.cohort.tolist()} if setup.initial_device_state else {}
     received: Message = {}
     furthest: list[divergence.Moved] = []
-    for number, exchange in enumerate(exchanges):  # nearly every algorithm has one
-        sent, form = exchange.broadcast(state), exchange.form(state)
+    for number, phase in enumerate(phases):  # nearly every algorithm has one
+        sent, upload_spec = phase.broadcast(state), phase.upload_spec(state)
         received = received | sent  # a device keeps what it was sent earlier in the cycle
-        recorder.ledger.send(cycle if number else turn.begin, sent, number)
-        state, accepted, far = run_exchange(setup, recorder, state, cycle, received, exchange, number)
-        if form and len(accepted) < setup.min_updates:
+        recorder.ledger.send(cycle if number else outcome.started, sent, number)
+        state, accepted, far = run_phase(setup, recorder, state, cycle, received, phase, number)
+        if upload_spec and len(accepted) < setup.min_updates:
             recorder.fail(len(accepted))
             state, cycle = before, only(cycle, set())
             break
         furthest += far
-        if device_state or len(exchanges) > 1:
+        if device_state or len(phases) > 1:
             cycle = only(cycle, accepted)  # a device that is missing or refused is out for the rest of the cycle
     if setup.optimizer is not None:
         state = setup.optimizer.step(before, state)
     undone = None if divergence.whole(state) else divergence.undone(recorder, cycle.cycle, furthest)
     roll_back(state.devices, device_state, set() if undone else set(cycle.cohort.tolist()))
-    state = replace(before if undone else state, cycle=cycle.cycle + 1, time=turn.time)
-    return CycleResult(state, turn, furthest, undone)
+    state = replace(before if undone else state, cycle=cycle.cycle + 1, time=outcome.time)
+    return CycleResult(state, outcome, furthest, undone)
 
 
-def run_exchange(
-    setup: Setup, recorder: Recorder, state: State, cycle: Cycle, received: Message, exchange: FedAvg, number: int
+def run_phase(
+    setup: Setup, recorder: Recorder, state: State, cycle: Cycle, received: Message, phase: FedAvg, number: int
 ) -> tuple[State, set[int], list[divergence.Moved]]:
     """One download and upload: the next state, the devices whose updates were accepted, and the update that moved
     furthest."""
-    ledger, experiment, form = recorder.ledger, setup.experiment, exchange.form(state)
+    ledger, experiment, upload_spec = recorder.ledger, setup.experiment, phase.upload_spec(state)
     bound = experiment.accept.most if setup.devices else math.inf
-    norms = Norms(bound, state, received, form, experiment.local)
-    uploads = ledger.receive(setup.executor.train(cycle, received, number, state.devices), cycle, form, number)
+    norms = Norms(bound, state, received, upload_spec, experiment.local)
+    uploads = ledger.receive(setup.executor.train(cycle, received, number, state.devices), cycle, upload_spec, number)
     accepted: set[int] = set()
-    updates = noted(accept(uploads, cycle, form, ledger.refuse, norms), accepted)
-    state = exchange.combine(state, updates, cycle)
-    measured = of_all(norms.kept, cycle.cohort, form)
+    updates = noted(accept(uploads, cycle, upload_spec, ledger.refuse, norms), accepted)
+    state = phase.combine(state, updates, cycle)
+    measured = all_gather_norms(norms.kept, cycle.cohort, upload_spec)
     furthest = [divergence.Moved(*one, cycle.cycle) for one in norms.furthest(measured)]
     return replace(state, norms=state.norms | norms.after(measured)), accepted, furthest
 
@@ -83,14 +83,14 @@ def noted(updates: Iterable[Accepted], devices: set[int]) -> Iterator[Accepted]:
 
 def only(cycle: Cycle, devices: set[int]) -> Cycle:
     """The cycle with these devices of its cohort, gathered from all ranks."""
-    return part(cycle, np.flatnonzero(anywhere(np.isin(cycle.cohort, list(devices)))))
+    return part(cycle, np.flatnonzero(all_reduce_any(np.isin(cycle.cohort, list(devices)))))
 
 
-def roll_back(memory: Memory, before: dict[int, Message | None], done: set[int]) -> None:
+def roll_back(device_states: DeviceStates, before: dict[int, Message | None], done: set[int]) -> None:
     """Restore the device state of devices that did not finish the cycle: the server does not count on more."""
     for device in before.keys() - done:
         had = before[device]
         if had is not None:
-            memory[device] = had
+            device_states[device] = had
         else:
-            memory.pop(device, None)
+            device_states.pop(device, None)

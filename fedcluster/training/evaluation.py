@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fedcluster.data.dataset import Dataset
 from fedcluster.fleet.fleet import Fleet
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.kernels.network import SCORED
 
 SAMPLE = 2000  # rows of the pooled training data; all of them when there are fewer
@@ -20,8 +20,8 @@ CHUNK = 250  # rows at a time, so that activations stay small
 class Evaluator:
     """The same rows for every method and every round, so that curves are comparable."""
 
-    def __init__(self, learner: Learner, dataset: Dataset, fleet: Fleet, seed: int) -> None:
-        self.learner, self.dataset, self.threads = learner, dataset, 1
+    def __init__(self, flat_model: FlatModel, dataset: Dataset, fleet: Fleet, seed: int) -> None:
+        self.flat_model, self.dataset, self.threads = flat_model, dataset, 1
         rows = torch.from_numpy(fleet.pooled(SAMPLE, seed))
         self.sample = dataset.x_train[rows], dataset.y_train[rows]
 
@@ -36,10 +36,10 @@ class Evaluator:
 
     def measure(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Mean cross-entropy and accuracy at w. Chunks are shared out over threads and added up in their order."""
-        self.learner.load(w)
-        self.learner.module.eval()
+        self.flat_model.load(w)
+        self.flat_model.module.eval()
         spread: Any = map if self.threads == 1 else self.pool.map
-        if (chain := self.learner.chain) is not None:
+        if (chain := self.flat_model.chain) is not None:
             share = -(-len(y) // (self.threads * SCORED)) * SCORED
             found = spread(partial(chain.score, x, y, self.dataset), torch.split(torch.arange(len(y)), share))
             parts = [part for several in found for part in several]
@@ -50,7 +50,7 @@ class Evaluator:
     @torch.no_grad()
     def part(self, rows: Tensor, targets: Tensor) -> tuple[float, int]:
         """The summed loss of a chunk, and how many of it are right."""
-        scores = self.learner.module(self.dataset.inputs(rows).to(self.learner.device))
-        targets = targets.to(self.learner.device)
+        scores = self.flat_model.module(self.dataset.inputs(rows).to(self.flat_model.device))
+        targets = targets.to(self.flat_model.device)
         loss = F.cross_entropy(scores, targets, reduction="sum")
         return float(loss), int((scores.argmax(1) == targets).sum())

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 import fedcluster
-from fedcluster.algorithms import exchanged
+from fedcluster.algorithms import phase_tensor_names
 from fedcluster.allocator import keep_memory
 from fedcluster.analysis.plots import curves
 from fedcluster.errors import BadExperiment, BadRun, BudgetExceeded, LostRank, LostServer, NotAlike
@@ -29,9 +29,16 @@ from fedcluster.runs.progress import Display, suited
 from fedcluster.state import State
 from fedcluster.training import divergence
 from fedcluster.training.cycle import run_cycle
-from fedcluster.training.executors.distributed import agree, check_alike, everywhere, joined, leading, restarts
+from fedcluster.training.executors.distributed import (
+    all_reduce_sum,
+    broadcast_state,
+    check_ranks_match,
+    is_main_rank,
+    process_group,
+    restart_count,
+)
 from fedcluster.training.executors.stacked import Stacked
-from fedcluster.training.setup import Setup, prepare, spread, unequal_clusters
+from fedcluster.training.setup import Setup, choose_executor, prepare, unequal_clusters
 
 COHORTS = ("sequential", "stacked", "auto")
 ONE_AT_A_TIME = RLock()
@@ -65,31 +72,33 @@ def run(
     leave_if_importing()
     check_options(workers, cohorts, device)
     keep_memory()
-    display = (display or suited()) if leading() else Display()
-    folder = Folder(Path(out), experiment, resume or restarts() > 0) if out is not None and leading() else None
-    with closing(folder) if folder else nullcontext(), repeatable(), display, joined(device):
+    display = (display or suited()) if is_main_rank() else Display()
+    folder = (
+        Folder(Path(out), experiment, resume or restart_count() > 0) if out is not None and is_main_rank() else None
+    )
+    with closing(folder) if folder else nullcontext(), repeatable(), display, process_group(device):
         setup = prepare(experiment, display, device)
         keep_budget(setup, strict_budget, display)
-        if everywhere(folder is not None and folder.finished):
+        if all_reduce_sum(folder is not None and folder.finished):
             if folder:
                 folder.compare(fingerprints(setup))
             display.say(f"{out} is finished: nothing to do")
-            return finished(folder, setup, display) if folder else Result([], setup.learner.module)
+            return finished(folder, setup, display) if folder else Result([], setup.flat_model.module)
         display.announce(banner(setup))
         if inequality := unequal_clusters(setup):
             display.say(inequality)
         if cohorts == "auto" and folder:
             cohorts = folder.noted("cohorts") or cohorts
-        setup = spread(setup, workers, cohorts, display)
-        check_alike(versions() | {"arithmetic": setup.learner.arithmetic, "experiment": experiment.digest()})
+        setup = choose_executor(setup, workers, cohorts, display)
+        check_ranks_match(versions() | {"arithmetic": setup.flat_model.arithmetic, "experiment": experiment.digest()})
         recorder, state = begin(setup, folder, display)
         with closing(setup.executor), closing(recorder):
-            state = train(setup, recorder, agree(state, setup.new))
+            state = train(setup, recorder, broadcast_state(state, setup.initial_device_state))
             recorder.save(state, now=True)
         if folder:
             finish(folder, setup, state, recorder.history)
-        setup.learner.load(state.model)
-        return Result(recorder.history, setup.learner.module, folder.path if folder else None)
+        setup.flat_model.load(state.model)
+        return Result(recorder.history, setup.flat_model.module, folder.path if folder else None)
 
 
 def check_options(workers: int, cohorts: str, device: str) -> None:
@@ -105,7 +114,7 @@ def check_options(workers: int, cohorts: str, device: str) -> None:
 
 def keep_budget(setup: Setup, strict: bool, display: Display) -> None:
     """FedCluster's budget is one download and one upload a device and round; say so when an algorithm needs more."""
-    down, up = (len(messages) for messages in exchanged(setup.algorithm, setup.start))
+    down, up = (len(messages) for messages in phase_tensor_names(setup.algorithm, setup.start))
     if (down, up) == (1, 1) or not setup.devices:
         return
     name = setup.experiment.local.algorithm
@@ -123,7 +132,9 @@ def begin(setup: Setup, folder: Folder | None, display: Display) -> tuple[Record
         return Recorder(None, display, Ledger(setup.devices), timed=timed, name=setup.schedule.name), setup.start
     known = facts(setup, folder.facts(check=False).get("start"))
     folder.begin(known, display)
-    state, ledger, seconds, history, turns = folder.restore(setup.start, setup.new, setup.devices, cycles, display)
+    state, ledger, seconds, history, turns = folder.restore(
+        setup.start, setup.initial_device_state, setup.devices, cycles, display
+    )
     folder.note(known)
     if folder.begun:
         display.say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
@@ -149,7 +160,7 @@ def rounds(setup: Setup, recorder: Recorder, state: State) -> State:
             result = run_cycle(setup, recorder, state, cycle)  # W_{jM+K} -> W_{jM+K+1}
             changed = result.state.model is not state.model
             state, moved = result.state, moved + result.furthest
-            recorder.cycle(result.turn, state, changed, hold=failed(setup, start, state), undone=result.undone)
+            recorder.cycle(result.outcome, state, changed, hold=failed(setup, start, state), undone=result.undone)
         if failed(setup, start, state):
             if not any(turn["missing"] for turn in recorder.cycles.lines[-setup.clusters.count :]):
                 divergence.check(setup, recorder, start.round, {}, moved)
@@ -157,7 +168,7 @@ def rounds(setup: Setup, recorder: Recorder, state: State) -> State:
             state = start
             continue
         state = replace(state, round=state.round + 1, cycle=0)
-        if leading():
+        if is_main_rank():
             scores = setup.evaluate(state.model)
             divergence.check(setup, recorder, start.round, scores, moved)
             recorder.round(state, scores)
@@ -172,9 +183,9 @@ def failed(setup: Setup, start: State, state: State) -> bool:
 def banner(setup: Setup) -> str:
     """What is about to be trained, in a line."""
     experiment = setup.experiment
-    name = experiment.model.name if isinstance(experiment.model.name, str) else type(setup.learner.module).__name__
+    name = experiment.model.name if isinstance(experiment.model.name, str) else type(setup.flat_model.module).__name__
     data = setup.dataset.name if setup.dataset else "the devices' data"
-    what = f"{name} with {setup.learner.parameters:,} parameters on {data}"
+    what = f"{name} with {setup.flat_model.parameters:,} parameters on {data}"
     if experiment.method == "centralized":
         return f"{what}: centralized on {setup.fleet.sizes[0]:,} pooled samples"
     sizes = f"{len(setup.fleet):,} devices in {setup.clusters.count:,} cluster{'s' * (setup.clusters.count > 1)}"
@@ -185,10 +196,10 @@ def facts(setup: Setup, start: Line | None = None) -> dict[str, Any]:
     """What the run stands on; `start` are the scores of W_0, where they are known."""
     return {
         **versions(),
-        "parameters": setup.learner.parameters,
+        "parameters": setup.flat_model.parameters,
         "devices": len(setup.fleet),
         "clusters": setup.clusters.count,
-        "arithmetic": setup.learner.arithmetic,
+        "arithmetic": setup.flat_model.arithmetic,
         "cohorts": "stacked" if isinstance(setup.executor, Stacked) else "sequential",
         "fingerprints": fingerprints(setup),
         "start": setup.evaluate(setup.start.model) if start is None else start,
@@ -217,7 +228,7 @@ def finish(folder: Folder, setup: Setup, state: State, history: list[Line]) -> N
     start = {"round": 0, **folder.noted("start")}
     if "test_loss" in start:
         curves({"run": [[start, *history]]}, folder.path / "curves.png", title=banner(setup))
-    folder.finish(save(setup.learner.state_dict(state.model)))
+    folder.finish(save(setup.flat_model.state_dict(state.model)))
 
 
 def finished(folder: Folder, setup: Setup, display: Display) -> Result:
@@ -225,10 +236,10 @@ def finished(folder: Folder, setup: Setup, display: Display) -> Result:
     folder.check_finished(display)
     path = folder.path / "model.safetensors"
     try:
-        setup.learner.load(setup.learner.from_state_dict(load_file(path)))
+        setup.flat_model.load(setup.flat_model.from_state_dict(load_file(path)))
     except (OSError, SafetensorError, ValueError, RuntimeError):
         raise BadRun(f"{path} is damaged: delete it, and --resume writes it again from the checkpoint") from None
-    return Result(read_lines(folder.path / "metrics.jsonl"), setup.learner.module, folder.path)
+    return Result(read_lines(folder.path / "metrics.jsonl"), setup.flat_model.module, folder.path)
 
 
 @contextmanager

@@ -32,11 +32,11 @@ KEY = "accept.norm_bound"
 class Norms:
     """The bounds of one exchange, and the norms of the updates that kept to them, by device and part."""
 
-    def __init__(self, bound: float, state: State, sent: Message, form: Message, local: Local) -> None:
+    def __init__(self, bound: float, state: State, sent: Message, upload_spec: Message, local: Local) -> None:
         """`bound` is infinite where there is none."""
         self.origin = sent.get("model")
-        self.before = {name: state.norms.get(name, ()) for name in form}
-        length = math.sqrt(squares(state.model)) if form else 0.0
+        self.before = {name: state.norms.get(name, ()) for name in upload_spec}
+        length = math.sqrt(squares(state.model)) if upload_spec else 0.0
         first = length + local.lr * local.most_steps * math.sqrt(state.model.numel())
         self.most = {}
         for name, past in self.before.items():

@@ -18,14 +18,14 @@ from fedcluster.fleet import fleet
 from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.schedule import Cycle, Schedule
 from fedcluster.inputs import check_size, located
-from fedcluster.models import zoo as models
-from fedcluster.models.flat_model import Learner, Objective, cross_entropy
+from fedcluster.models import zoo
+from fedcluster.models.flat_model import FlatModel, Objective, cross_entropy
 from fedcluster.models.kernels import library as compiled
 from fedcluster.runs.ledger import size
 from fedcluster.runs.progress import Display
 from fedcluster.state import Message, State
 from fedcluster.training.evaluation import Evaluator
-from fedcluster.training.executors.distributed import Ranks, among_ranks, from_rank_0
+from fedcluster.training.executors.distributed import Distributed, broadcast_array, is_distributed
 from fedcluster.training.executors.in_process import Executor, InProcess
 from fedcluster.training.executors.processes import Workers, sendable
 from fedcluster.training.executors.stacked import Stacked, faster, stackable
@@ -43,14 +43,14 @@ class Setup:
     fleet: fleet.Fleet
     clusters: clusters.Clusters
     schedule: Schedule
-    learner: Learner
+    flat_model: FlatModel
     algorithm: algorithms.FedAvg
     optimizer: algorithms.ServerOptimizer | None
     executor: Executor
     clock: clocks.Clock | None
     evaluate: Evaluator
     start: State
-    new: Message  # what a device keeps that has not taken part
+    initial_device_state: Message  # what a device keeps that has not taken part
     devices: int  # on the ledger
     min_updates: int = 0  # with fewer a cycle fails, and a round of nothing else is taken again: in a federation
 
@@ -64,7 +64,7 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
         display.say(
             f"{dataset.name}: a class is smaller than a device's share of it, so devices hold samples more than once"
         )
-    groups = group(experiment, dataset, everyone, display)
+    groups = build_clusters(experiment, dataset, everyone, display)
     if groups.left_out():
         display.say(f"{groups.left_out():,} of {len(everyone):,} devices are in no cluster, so they take no part")
     schedule = Schedule(
@@ -73,17 +73,17 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
     central = experiment.method == "centralized"
     local = pooled_budget(experiment, everyone, schedule, display) if central else experiment.local
     algorithm = algorithms.Centralized(local) if central else algorithms.build(local, seed)
-    learner = beginner(experiment, dataset, device, algorithm.objective)
-    if learner.could_be_compiled and compiled.library() is None:
+    flat_model = build_model(experiment, dataset, device, algorithm.objective)
+    if flat_model.could_be_compiled and compiled.library() is None:
         display.say(f"training with torch, which is slower for this model: {compiled.why_torch}")
-    evaluate = Evaluator(learner, dataset, everyone, seed)
+    evaluate = Evaluator(flat_model, dataset, everyone, seed)
     devices = len(everyone)
     if central:
         everyone, groups = pool(everyone, seed), clusters.Clusters(np.zeros(1, np.int32), 1)
         schedule = Schedule(options, everyone, groups, seed)
         devices = 0  # the data are in one place: nothing travels
     optimizer = None if central else algorithms.optimizer(experiment.server)
-    start = algorithms.first_state(algorithm, optimizer, learner.w.clone(), learner.size)
+    start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size)
     clock = None
     if experiment.clock is not None and not central:
         clocks.check(experiment.clock, schedule)
@@ -95,45 +95,51 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
         fleet=everyone,
         clusters=groups,
         schedule=schedule,
-        learner=learner,
+        flat_model=flat_model,
         algorithm=algorithm,
         optimizer=optimizer,
-        executor=InProcess(algorithm, learner, dataset, everyone, local, seed),
+        executor=InProcess(algorithm, flat_model, dataset, everyone, local, seed),
         clock=clock,
         evaluate=evaluate,
         start=start,
-        new=algorithm.device_memory(learner.w, learner.size),
+        initial_device_state=algorithm.initial_device_state(flat_model.w, flat_model.size),
         devices=devices,
     )
 
 
-def beginner(
+def build_model(
     experiment: Experiment, dataset: Dataset, device: str = "cpu", objective: Objective = cross_entropy
-) -> Learner:
+) -> FlatModel:
     """The model at its start W_0."""
-    learner = untried(experiment, dataset.shape, dataset.classes, device, objective)
-    check_output(learner, dataset)
-    return learner
+    flat_model = untried(experiment, dataset.shape, dataset.classes, device, objective)
+    check_output(flat_model, dataset)
+    return flat_model
 
 
-def untried(experiment: Experiment, shape: tuple[int, ...], classes: int, device: str, objective: Objective) -> Learner:
+def untried(
+    experiment: Experiment, shape: tuple[int, ...], classes: int, device: str, objective: Objective
+) -> FlatModel:
     """The model at its start, where there may be no data to try it on."""
-    learner = Learner(models.build(experiment.model.name, shape, classes, experiment.seed), device, objective)
+    flat_model = FlatModel(zoo.build(experiment.model.name, shape, classes, experiment.seed), device, objective)
     if experiment.model.init is not None:
-        learner.load(starting_point(located(experiment.model.init, "model.init"), learner, "model.init"))
-    return learner
+        flat_model.load(load_weights(located(experiment.model.init, "model.init"), flat_model, "model.init"))
+    return flat_model
 
 
-def group(experiment: Experiment, dataset: Dataset, everyone: fleet.Fleet, display: Display) -> clusters.Clusters:
+def build_clusters(
+    experiment: Experiment, dataset: Dataset, everyone: fleet.Fleet, display: Display
+) -> clusters.Clusters:
     """The clusters; where they go by gradients, by those of cross-entropy at W_0, which under torchrun are rank 0's."""
     options, seed, features = experiment.clusters, experiment.seed, None
     searched = options.method in ("balanced", "similar")
     if searched and len(everyone) >= MANY:
         display.say(f"looking for {options.method} clusters of {len(everyone):,} devices")
     if searched and options.features == "gradients":
-        learner = beginner(experiment, dataset)
-        features = gradient_sketches([learner], learner.w.clone(), dataset, everyone, experiment.local, seed, display)
-        features = from_rank_0(features)
+        flat_model = build_model(experiment, dataset)
+        features = gradient_sketches(
+            [flat_model], flat_model.w.clone(), dataset, everyone, experiment.local, seed, display
+        )
+        features = broadcast_array(features)
     return clusters.build(options, everyone, seed, features)
 
 
@@ -148,22 +154,22 @@ def executor_of(experiment: Experiment, dataset: Dataset) -> InProcess:
     """What a worker process needs, built from the experiment: the same for everyone who builds it."""
     everyone = fleet.build(experiment.fleet, dataset, experiment.seed)
     algorithm = algorithms.build(experiment.local, experiment.seed)
-    module = models.build(experiment.model.name, dataset.shape, dataset.classes, experiment.seed)
-    learner = Learner(module, objective=algorithm.objective)
-    return InProcess(algorithm, learner, dataset, everyone, experiment.local, experiment.seed)
+    module = zoo.build(experiment.model.name, dataset.shape, dataset.classes, experiment.seed)
+    flat_model = FlatModel(module, objective=algorithm.objective)
+    return InProcess(algorithm, flat_model, dataset, everyone, experiment.local, experiment.seed)
 
 
-def spread(setup: Setup, workers: int, cohorts: str, display: Display) -> Setup:
+def choose_executor(setup: Setup, workers: int, cohorts: str, display: Display) -> Setup:
     """Let a cohort be trained at once, or by several processes, torchrun's or our own, where there is something to
     share out."""
     experiment, here = setup.experiment, setup.executor
     assert isinstance(here, InProcess)
     setup.evaluate.threads = workers
-    if among_ranks():
-        return replace(setup, executor=Ranks(here))
+    if is_distributed():
+        return replace(setup, executor=Distributed(here))
     largest = max(setup.schedule.round(0), key=lambda cycle: len(cycle.cohort))
-    count = min(workers, len(largest.cohort)) if here.learner.device.type == "cpu" else 1
-    if together(here, cohorts, largest, setup.algorithm.exchanges[0].broadcast(setup.start), count, display):
+    count = min(workers, len(largest.cohort)) if here.flat_model.device.type == "cpu" else 1
+    if should_stack(here, cohorts, largest, setup.algorithm.phases[0].broadcast(setup.start), count, display):
         return replace(setup, executor=Stacked(here))
     if count < 2:
         return setup
@@ -174,7 +180,7 @@ def spread(setup: Setup, workers: int, cohorts: str, display: Display) -> Setup:
     return replace(setup, executor=Workers(count, cycles, here, experiment, setup.start, display))
 
 
-def together(here: InProcess, cohorts: str, largest: Cycle, sent: Message, count: int, display: Display) -> bool:
+def should_stack(here: InProcess, cohorts: str, largest: Cycle, sent: Message, count: int, display: Display) -> bool:
     """Whether a cohort is to be trained in stacks; what cannot be, is not."""
     if cohorts == "sequential" or len(largest.cohort) < 2:
         return False
@@ -189,7 +195,7 @@ def together(here: InProcess, cohorts: str, largest: Cycle, sent: Message, count
     return won
 
 
-def starting_point(path: Path, learner: Learner, key: str) -> torch.Tensor:
+def load_weights(path: Path, flat_model: FlatModel, key: str) -> torch.Tensor:
     """A model from a safetensors file whose tensors are named as in the model's state dict; `key` asked for it."""
     try:
         tensors = load_file(path)
@@ -198,25 +204,27 @@ def starting_point(path: Path, learner: Learner, key: str) -> torch.Tensor:
     except (OSError, SafetensorError) as error:
         raise BadData(f"{key}: {path} is not a safetensors file ({error})") from None
     try:
-        vector = learner.from_state_dict(tensors)
+        vector = flat_model.from_state_dict(tensors)
     except ValueError as error:
-        wanted = form({key: learner.shapes[name] for key, name in learner.keys.items() if name in learner.shapes})
+        wanted = format_shapes(
+            {key: flat_model.shapes[name] for key, name in flat_model.keys.items() if name in flat_model.shapes}
+        )
         raise BadData(f"{key}: {path} must have the tensors {wanted}, but {error} does not fit") from None
     if not torch.isfinite(vector).all():
         raise BadData(f"{key}: {path} has values that are not finite")
     return vector
 
 
-def form(shapes: dict[str, tuple[int, ...]]) -> str:
+def format_shapes(shapes: dict[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
 
 
-def check_output(learner: Learner, dataset: Dataset) -> None:
+def check_output(flat_model: FlatModel, dataset: Dataset) -> None:
     """A model of one's own may not fit the data: find out now, and say how."""
-    learner.module.eval()
+    flat_model.module.eval()
     try:
         with torch.no_grad():
-            scores = learner.module(dataset.inputs(dataset.x_train[:2]).to(learner.device))
+            scores = flat_model.module(dataset.inputs(dataset.x_train[:2]).to(flat_model.device))
     except Exception as error:  # a model may do anything
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadExperiment(f"model.name: the model does not take samples {list(dataset.shape)} ({why})") from None
@@ -261,5 +269,5 @@ def pool(everyone: fleet.Fleet, seed: int) -> fleet.Fleet:
     """One device that holds all data: centralized training is the same code with M = n = 1."""
     check_size("the fleet's pooled data, as a list of places,", 8 * int(everyone.sizes.sum()))
     rows = everyone.pooled(int(everyone.sizes.sum()), seed)
-    mix = lambda _: np.sum([everyone.mix(k) for k in range(len(everyone))], axis=0)  # noqa: E731
-    return fleet.Fleet(np.array([len(rows)]), np.zeros(1, np.int32), lambda _: rows, mix)
+    label_counts = lambda _: np.sum([everyone.label_counts(k) for k in range(len(everyone))], axis=0)  # noqa: E731
+    return fleet.Fleet(np.array([len(rows)]), np.zeros(1, np.int32), lambda _: rows, label_counts)

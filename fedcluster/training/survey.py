@@ -16,7 +16,7 @@ from fedcluster.data.dataset import Dataset
 from fedcluster.experiment import Local
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Fleet, Floats, Ints
-from fedcluster.models.flat_model import Learner, Loss
+from fedcluster.models.flat_model import FlatModel, Loss
 from fedcluster.models.local_sgd import Batches
 from fedcluster.rng import stream
 from fedcluster.runs.progress import Display
@@ -48,7 +48,7 @@ class Survey:
 
 
 def survey(
-    learners: list[Learner],
+    flat_models: list[FlatModel],
     w: Tensor,
     dataset: Dataset,
     fleet: Fleet,
@@ -61,7 +61,7 @@ def survey(
 ) -> Survey:
     """Look at these devices once, with a thread for every learner. With `clusters`, and if they are all devices, also
     at the gradient of each cluster, exactly."""
-    n, size, sketch = len(devices), learners[0].size, Sketch(learners[0].size, seed)
+    n, size, sketch = len(devices), flat_models[0].size, Sketch(flat_models[0].size, seed)
     weights = fleet.weights[devices] / fleet.weights[devices].sum()
     losses, norms, variances, errors = (np.zeros(n) for _ in range(4))
     sketches = np.zeros((n, sketch.length), np.float32)
@@ -70,23 +70,23 @@ def survey(
     sums = torch.zeros(clusters.count if clusters and exact else 0, size)
     most = max(LEAST_ROWS, ROWS // n)
 
-    def look(tool: tuple[Learner, PerSample], i: int) -> Tensor:
+    def look(tool: tuple[FlatModel, PerSample], i: int) -> Tensor:
         """Everything of one device but sums over several; the gradient that they need."""
-        learner, single = tool
+        flat_model, single = tool
         k = int(devices[i])
-        batches = Batches(dataset, fleet.draw(k), local, seed, (0, 0, k))
-        losses[i], gradient = loss_and_gradient(learner, w, batches)
+        batches = Batches(dataset, fleet.sample_indices(k), local, seed, (0, 0, k))
+        losses[i], gradient = loss_and_gradient(flat_model, w, batches)
         norms[i] = float(gradient.double().square().sum())
         sketches[i] = sketch(gradient).numpy()
         if local.batch != "full":
             rows = sample_rows(batches.rows, most, seed, "variance", k)
-            apart = square_deviations(single, batches, rows, learner.named(gradient, partial=True)) / local.batch
+            apart = square_deviations(single, batches, rows, flat_model.named(gradient, partial=True)) / local.batch
             variances[i] = apart.mean()
             if len(rows) < len(batches.rows):
                 errors[i] = apart.std(ddof=1) * np.sqrt((1 - len(rows) / len(batches.rows)) / len(rows))
         return gradient.cpu()
 
-    tools = [(learner, single_gradients(learner, w, dataset)) for learner in learners]
+    tools = [(flat_model, single_gradients(flat_model, w, dataset)) for flat_model in flat_models]
     for i, gradient in enumerate(in_order(look, display.track(range(n), what, "devices"), tools)):
         total.add_(gradient, alpha=float(weights[i]))
         if clusters is not None and exact:
@@ -101,17 +101,17 @@ def survey(
     return Survey(devices, losses, norms, variances, errors, sketches, sketch.copies, gradient_norm, between)
 
 
-def loss_and_gradient(learner: Learner, w: Tensor, batches: Batches) -> tuple[float, Tensor]:
+def loss_and_gradient(flat_model: FlatModel, w: Tensor, batches: Batches) -> tuple[float, Tensor]:
     """f_k(w) and grad f_k(w) over all of the device's data."""
-    learner.load(w)
-    learner.module.eval()
-    loss, total, rows = 0.0, torch.zeros_like(learner.gradient), len(batches.rows)
+    flat_model.load(w)
+    flat_model.module.eval()
+    loss, total, rows = 0.0, torch.zeros_like(flat_model.gradient), len(batches.rows)
     for x, y in batches.whole():
-        learner.gradient.zero_()
-        value = learner.objective(learner.module, x.to(learner.device), y.to(learner.device))
+        flat_model.gradient.zero_()
+        value = flat_model.objective(flat_model.module, x.to(flat_model.device), y.to(flat_model.device))
         value.backward()  # type: ignore[no-untyped-call]
         loss += float(value.detach()) * len(y) / rows
-        total.add_(learner.gradient, alpha=len(y) / rows)
+        total.add_(flat_model.gradient, alpha=len(y) / rows)
     return loss, total
 
 
@@ -137,10 +137,10 @@ def sample_rows(rows: Ints, most: int, seed: int, role: str, device: int) -> Int
     return rows[stream(seed, role, device=device).choice(len(rows), most, replace=False, shuffle=False)]
 
 
-def single_gradients(learner: Learner, w: Tensor, dataset: Dataset) -> PerSample:
+def single_gradients(flat_model: FlatModel, w: Tensor, dataset: Dataset) -> PerSample:
     """Gradients of many samples at once by torch.func; one after the other for a module that torch.func cannot take,
     such as one with an autograd function of its own."""
-    loss, trained, fixed = Loss(learner.module, learner.objective), *learner.parts(w)
+    loss, trained, fixed = Loss(flat_model.module, flat_model.objective), *flat_model.parts(w)
     one = torch.func.grad(lambda weights, x, y: loss.at(weights | fixed, x[None], y[None]))
     several = torch.func.vmap(one, in_dims=(None, 0, 0))
 
@@ -151,13 +151,13 @@ def single_gradients(learner: Learner, w: Tensor, dataset: Dataset) -> PerSample
     def in_turn(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         rows = []
         for i in range(len(y)):
-            learner.differentiate(x[i : i + 1], y[i : i + 1])
-            rows.append(learner.gradient.clone())
-        named = [learner.named(row, partial=True) for row in rows]
+            flat_model.compute_gradient(x[i : i + 1], y[i : i + 1])
+            rows.append(flat_model.gradient.clone())
+        named = [flat_model.named(row, partial=True) for row in rows]
         return {name: torch.stack([row[name] for row in named]) for name in trained}
 
-    learner.load(w)
-    learner.module.eval()
+    flat_model.load(w)
+    flat_model.module.eval()
     try:
         at_once(dataset.inputs(dataset.x_train[:2]).to(w.device), dataset.y_train[:2].to(w.device))
     except Exception:  # a module may do anything
@@ -166,17 +166,19 @@ def single_gradients(learner: Learner, w: Tensor, dataset: Dataset) -> PerSample
 
 
 def gradient_sketches(
-    learners: list[Learner], w: Tensor, dataset: Dataset, fleet: Fleet, local: Local, seed: int, display: Display
+    flat_models: list[FlatModel], w: Tensor, dataset: Dataset, fleet: Fleet, local: Local, seed: int, display: Display
 ) -> Floats:
     """Only the sketches: what clusters are made from with clusters.features = "gradients"."""
-    sketch = Sketch(learners[0].size, seed)
+    sketch = Sketch(flat_models[0].size, seed)
 
-    def look(learner: Learner, k: int) -> Tensor:
-        _, gradient = loss_and_gradient(learner, w, Batches(dataset, fleet.draw(k), local, seed, (0, 0, k)))
+    def look(flat_model: FlatModel, k: int) -> Tensor:
+        _, gradient = loss_and_gradient(
+            flat_model, w, Batches(dataset, fleet.sample_indices(k), local, seed, (0, 0, k))
+        )
         return sketch(gradient)
 
     sketches = np.zeros((len(fleet), sketch.length), np.float32)
     watched = display.track(range(len(fleet)), "gradients of the devices", "devices")
-    for k, row in enumerate(in_order(look, watched, learners)):
+    for k, row in enumerate(in_order(look, watched, flat_models)):
         sketches[k] = row.numpy()
     return sketches

@@ -75,7 +75,7 @@ def test_agrees_with_numpy(algorithm: str, optimizer: str, clusters: list[list[i
 def fedavg(setup: prepare.Setup, rounds: int, devices: int, steps: int, batch: int, lr: float) -> list[torch.Tensor]:
     """FedAvg as one would write it by hand: modules, torch.optim and a weighted average, its terms rounded to
     2^-40 as `aggregate` has it."""
-    dataset, fleet, model = setup.dataset, setup.fleet, deepcopy(setup.learner.module)
+    dataset, fleet, model = setup.dataset, setup.fleet, deepcopy(setup.flat_model.module)
     assert dataset is not None
     grid = torch.tensor(1.5 * 2**12, dtype=torch.float64)
     with torch.no_grad():
@@ -88,7 +88,7 @@ def fedavg(setup: prepare.Setup, rounds: int, devices: int, steps: int, batch: i
         for k in cohort.tolist():
             local = deepcopy(model)
             optimizer = torch.optim.SGD(local.parameters(), lr=lr)
-            rows = fleet.draw(k)
+            rows = fleet.sample_indices(k)
             drawn = rows[stream(0, "batch", j, 0, k).integers(len(rows), size=(steps, batch))]
             for t in range(steps):
                 index = torch.from_numpy(drawn[t])
@@ -124,7 +124,7 @@ def test_one_cluster_is_fedavg(model: str) -> None:
 
 def test_centralized_spends_the_same_samples() -> None:
     experiment = fedcluster.Experiment(method="centralized")
-    setup = prepare.prepare(experiment.with_(**{"model.name": "logistic"}), Display())
+    setup = prepare.prepare(experiment.override(**{"model.name": "logistic"}), Display())
     assert isinstance(setup.executor, InProcess)
     assert (setup.executor.options.steps, setup.executor.options.batch) == (1000, 60)
     assert setup.fleet.sizes.tolist() == [500_000]
@@ -229,7 +229,7 @@ def test_a_partial_of_an_algorithm_is_an_algorithm() -> None:
 
 def centralized(optimizer: str, rounds: int, steps: int, **keys: Any) -> fedcluster.Experiment:
     lr = 0.02 if optimizer == "adam" else 0.2
-    return natural(optimizer=optimizer, lr=lr).with_(
+    return natural(optimizer=optimizer, lr=lr).override(
         method="centralized", rounds=rounds, centralized={"steps": steps, "batch": "full"} | keys
     )
 
@@ -240,7 +240,7 @@ def test_centralized_training_is_one_optimizer_over_all_rounds(optimizer: str) -
     data = blobs()
     x, y = torch.tensor(data["x_train"]), torch.tensor(data["y_train"])
     setup = prepare.prepare(centralized(optimizer, 2, 3), Display())
-    model = deepcopy(setup.learner.module)
+    model = deepcopy(setup.flat_model.module)
     for p in model.parameters():
         p.data, p.grad = p.data.clone(), None
     if optimizer == "adam":
@@ -282,7 +282,7 @@ def test_centralized_training_says_when_whole_steps_cannot_spend_the_same_sample
             said.append(text)
 
     def budget(**keys: Any) -> int:
-        setup = prepare.prepare(natural(batch="full", steps=3).with_(method="centralized", **keys), Listen())
+        setup = prepare.prepare(natural(batch="full", steps=3).override(method="centralized", **keys), Listen())
         assert isinstance(setup.executor, InProcess)
         assert isinstance(setup.executor.options.steps, int)
         return setup.executor.options.steps

@@ -12,7 +12,7 @@ from torch import nn
 
 import fedcluster
 from fedcluster.errors import BadExperiment, BudgetExceeded
-from fedcluster.models import flat_model as learners
+from fedcluster.models import flat_model as flat_models
 from fedcluster.rng import stream
 from fedcluster.runs.progress import Display
 from tests.conftest import blobs
@@ -168,7 +168,7 @@ def test_scaffold_begins_as_fedavg(option: str, tmp_path: Path) -> None:
     plain = experiment(tmp_path, "fedavg", first, rounds=1)
     scaffold = experiment(tmp_path, "scaffold", first, rounds=1, option=option)
     np.testing.assert_allclose(ours(scaffold), ours(plain), rtol=1e-6, atol=1e-7)
-    assert not np.allclose(ours(scaffold.with_(rounds=2)), ours(plain.with_(rounds=2)), rtol=1e-4), (
+    assert not np.allclose(ours(scaffold.override(rounds=2)), ours(plain.override(rounds=2)), rtol=1e-4), (
         "from the second cycle on the variates count"
     )
 
@@ -229,7 +229,7 @@ def test_workers_change_nothing(algorithm: str, tmp_path: Path, monkeypatch: pyt
     class Wait(Display):
         def begin(self, rounds: int, cycles: int, done: int) -> None:
             (crew,) = crews
-            crew.muster()
+            crew.start_all()
 
     crews: list[workers.Workers] = []
     real = workers.Workers.__init__
@@ -247,7 +247,7 @@ def test_workers_change_nothing(algorithm: str, tmp_path: Path, monkeypatch: pyt
 def test_only_devices_that_took_part_keep_anything(tmp_path: Path) -> None:
     from safetensors import safe_open
 
-    described = small("scaffold").with_(**{"rounds": 1, "clusters.participation": 0.2})
+    described = small("scaffold").override(**{"rounds": 1, "clusters.participation": 0.2})
     fedcluster.run(described, tmp_path / "run", display=Display())
     (checkpoint,) = (tmp_path / "run" / "checkpoint").glob("*.safetensors")
     with safe_open(checkpoint, framework="pt") as tensors:
@@ -259,7 +259,7 @@ def test_a_device_that_went_astray_keeps_what_it_had(tmp_path: Path) -> None:
     """Its update is refused, and its control variate is not poisoned."""
     data = blobs()
     data["x_train"][data["device_train"] == 2] *= 1e20
-    described = experiment(tmp_path, "scaffold").with_(**{"data.name": fedcluster.Dataset(**data)})
+    described = experiment(tmp_path, "scaffold").override(**{"data.name": fedcluster.Dataset(**data)})
     assert np.isfinite(ours(described)).all()
 
 
@@ -326,9 +326,9 @@ def test_the_servers_defaults_follow_its_optimizer() -> None:
     assert rates(optimizer="adagrad") == (0.03, (0.0, 0.99))
     assert rates(optimizer="adagrad", lr=1.0, betas=[0.5, 0.9]) == (1.0, (0.5, 0.9))
     base = fedcluster.Experiment(server={"tau": 0.01})
-    changed = base.with_(**{"server.optimizer": "adagrad"}).server
+    changed = base.override(**{"server.optimizer": "adagrad"}).server
     assert (changed.lr, changed.betas, changed.tau) == (0.03, (0.0, 0.99), 0.01)
-    assert base.with_(server={"optimizer": "adam"}).with_(server={"optimizer": "none"}).server.lr == 1.0
+    assert base.override(server={"optimizer": "adam"}).override(server={"optimizer": "none"}).server.lr == 1.0
     assert fedcluster.Experiment(**fedcluster.Experiment(server={"optimizer": "adam"}).to_dict()).server.lr == 0.03
 
 
@@ -338,7 +338,7 @@ def test_without_an_optimizer_the_servers_rate_scales_the_movement(algorithm: st
     plain, scaled = (experiment(tmp_path, algorithm, ALL, rounds=1, server=server) for server in ({}, {"lr": 2.0}))
     start = torch.cat([p.detach().flatten() for p in softmax((5,), 3).parameters()]).double().numpy()
     np.testing.assert_allclose(ours(scaled) - start, 2 * (ours(plain) - start), rtol=1e-5, atol=1e-6)
-    assert (ours(experiment(tmp_path, algorithm, ALL, server={"lr": 1.0})) == ours(plain.with_(rounds=ROUNDS))).all()
+    assert (ours(experiment(tmp_path, algorithm, ALL, server={"lr": 1.0})) == ours(plain.override(rounds=ROUNDS))).all()
 
 
 def test_bad_server_options_are_named() -> None:
@@ -380,22 +380,22 @@ def test_with_dropout_the_first_step_is_that_of_the_pooled_gradient(
     ids=["dropout", "counter", "program"],
 )
 def test_a_gradient_at_the_same_point_is_the_same(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learners, "WORTH_A_PROGRAM", 3 if isinstance(make()[1], nn.Tanh) else 100)
+    monkeypatch.setattr(flat_models, "WORTH_A_PROGRAM", 3 if isinstance(make()[1], nn.Tanh) else 100)
     torch.manual_seed(0)
-    asked, plain = learners.Learner(make()), learners.Learner(make())
+    asked, plain = flat_models.FlatModel(make()), flat_models.FlatModel(make())
     plain.load(asked.w)
     data = [(torch.randn(6, 4), torch.randint(3, (6,))) for _ in range(5)]
     gradients: list[torch.Tensor] = []
-    for learner in (asked, plain):
-        learner.module.train()
+    for flat_model in (asked, plain):
+        flat_model.module.train()
         torch.manual_seed(1)
         for number, (x, y) in enumerate(data):
-            learner.differentiate(x, y)
-            if learner is plain:
-                assert torch.equal(learner.gradient, gradients[number])
+            flat_model.compute_gradient(x, y)
+            if flat_model is plain:
+                assert torch.equal(flat_model.gradient, gradients[number])
                 continue
-            gradients.append(learner.gradient.clone())
-            elsewhere = learner.gradient_at(learner.w[: learner.size] + 1)
-            assert torch.equal(learner.gradient_at(learner.w[: learner.size]), learner.gradient)
-            assert not torch.equal(elsewhere, learner.gradient)
+            gradients.append(flat_model.gradient.clone())
+            elsewhere = flat_model.gradient_at(flat_model.w[: flat_model.size] + 1)
+            assert torch.equal(flat_model.gradient_at(flat_model.w[: flat_model.size]), flat_model.gradient)
+            assert not torch.equal(elsewhere, flat_model.gradient)
     assert torch.equal(asked.w, plain.w), "running statistics are those of the steps alone"

@@ -15,7 +15,7 @@ import fedcluster
 from fedcluster.algorithms.vrl_sgd import VrlSgd
 from fedcluster.experiment import ALGORITHMS
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.models import flat_model as learners
+from fedcluster.models import flat_model as flat_models
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Recorder
 from fedcluster.runs.progress import Display
@@ -24,7 +24,7 @@ from fedcluster.training import cycle
 from fedcluster.training import loop as training
 from fedcluster.training import setup as prepare
 from fedcluster.training.acceptance import Accepted, Update, accept
-from fedcluster.training.executors.in_process import InProcess, Memory
+from fedcluster.training.executors.in_process import DeviceStates, InProcess
 from tests.algorithms.test_algorithms import ALL, CLUSTERS, experiment, ours
 from tests.conftest import blobs
 from tests.reference_algorithms import softmax_regression
@@ -39,9 +39,9 @@ class Lossy(InProcess):
         self.__dict__.update(here.__dict__)
         self.lost, self.spoiled = lost, spoiled
 
-    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
-        for update in super().train(cycle, received, exchange, memory):
-            place = (cycle.round, exchange, update.device)
+    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+        for update in super().train(cycle, received, phase, device_states):
+            place = (cycle.round, phase, update.device)
             if place in self.spoiled:
                 yield replace(update, message={name: tensor * torch.nan for name, tensor in update.message.items()})
             elif place not in self.lost:
@@ -115,9 +115,9 @@ class Ridge(VrlSgd):
 
 
 def test_vrl_sgd_with_unequal_steps_finds_the_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learners, "WORTH_A_PROGRAM", 10**6)
+    monkeypatch.setattr(flat_models, "WORTH_A_PROGRAM", 10**6)
     described = experiment(tmp_path, "vrl_sgd", ALL, rounds=60, steps=[1, 6], batch="full", lr=0.1)
-    found = ours(described.with_(local={"algorithm": Ridge}))
+    found = ours(described.override(local={"algorithm": Ridge}))
     data, w = blobs(), np.zeros(18)
     for _ in range(400):
         w -= 0.3 * (softmax_regression(w, data["x_train"].astype(np.float64), data["y_train"]) + 0.5 * w)
@@ -160,7 +160,7 @@ def test_running_statistics_are_averaged(
 @pytest.mark.parametrize("algorithm", ["mime", "fedsvrg", "pr_spider"])
 def test_who_misses_the_first_exchange_is_not_in_the_second(algorithm: str, tmp_path: Path) -> None:
     """The model of a cohort without device 3, to the bit."""
-    lost = {(0, exchange, 3) for exchange in (0, 1)}
+    lost = {(0, phase, 3) for phase in (0, 1)}
     _, missing, ledger = trained(experiment(tmp_path, algorithm, ALL, rounds=1), lost={(0, 0, 3)})
     assert (ledger.counts["downloads"], ledger.counts["uploads"]) == (7 + 6, 6 + 6)
     _, gone, _ = trained(experiment(tmp_path, algorithm, ALL, rounds=1), lost=lost)

@@ -16,7 +16,7 @@ from fedcluster.analysis import advise, analyze
 from fedcluster.analysis.smoothness import smoothness
 from fedcluster.cli.tables import ruled
 from fedcluster.experiment import load
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.runs.progress import Display
 from fedcluster.training.loop import repeatable
 from fedcluster.training.setup import prepare
@@ -58,16 +58,16 @@ def test_models_are_found_in_folders_checkpoints_and_files(here: Here, write_exp
     assert here("run", write_experiment(), "--out", "run")[0] == 0
     setup = prepare(load(write_experiment()), Display())
     newest = max((tmp_path / "run" / "checkpoint").glob("*.json"))
-    *_, (_, folder) = analyze.models_at(tmp_path / "run", setup, setup.learner)
-    (name, stored), *_ = analyze.models_at(newest, setup, setup.learner)
-    (_, tensors), *_ = analyze.models_at(newest.with_suffix(".safetensors"), setup, setup.learner)
-    (_, file), *_ = analyze.models_at(tmp_path / "run" / "model.safetensors", setup, setup.learner)
+    *_, (_, folder) = analyze.models_at(tmp_path / "run", setup, setup.flat_model)
+    (name, stored), *_ = analyze.models_at(newest, setup, setup.flat_model)
+    (_, tensors), *_ = analyze.models_at(newest.with_suffix(".safetensors"), setup, setup.flat_model)
+    (_, file), *_ = analyze.models_at(tmp_path / "run" / "model.safetensors", setup, setup.flat_model)
     assert name == "run, round 3"
     assert torch.equal(folder, file)
     assert torch.equal(stored, file)
     assert torch.equal(tensors, file)
     (tmp_path / "run" / "model.safetensors").unlink()
-    assert torch.equal(analyze.models_at(tmp_path / "run", setup, setup.learner)[-1][1], file)
+    assert torch.equal(analyze.models_at(tmp_path / "run", setup, setup.flat_model)[-1][1], file)
 
 
 def test_bad_words_end_in_one_sentence(here: Here, write_experiment: Write, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_every_M_has_the_same_budget_and_others_are_left_out(write_experiment: W
     advice = advise.advise(load(path))
     assert [choice.M for choice in advice.choices] == [1, 2, 3, 4, 6, 8, 12]
     assert {round(choice.M * choice.cohort) for choice in advice.choices} == {12}
-    lopsided = advise.advise(load(path).with_(**{"clusters.method": one_large_cluster}))
+    lopsided = advise.advise(load(path).override(**{"clusters.method": one_large_cluster}))
     assert [choice.M for choice in lopsided.choices] == [1, 2]
     assert "M = 12 is left out: its cohorts ask 17 devices a round, and one cluster 12" in " ".join(lopsided.remarks)
 
@@ -191,12 +191,12 @@ def test_the_advised_M_does_not_change_with_the_seed_of_the_estimate(write_exper
     experiment = load(path)
     with repeatable():
         weigh = advise.weighing(experiment, Display(), 1)
-        learner, fleet = Learner(weigh.setup.learner.module), weigh.setup.fleet
+        flat_model, fleet = FlatModel(weigh.setup.flat_model.module), weigh.setup.fleet
         assert weigh.setup.dataset is not None
         taken, ranges = set(), []
         for seed in range(4):
             w, local = weigh.setup.start.model, experiment.local
-            weigh.L = smoothness([learner], w, weigh.setup.dataset, fleet, np.arange(24), local, seed, Display())
+            weigh.L = smoothness([flat_model], w, weigh.setup.dataset, fleet, np.arange(24), local, seed, Display())
             ranges.append(weigh.L)
             values = advise.candidates(24, 0.5)
             choices = [weigh(str(M), experiment.clusters.model_copy(update={"count": M})) for M in values]

@@ -45,7 +45,7 @@ def test_rates_and_budgets(lr: str, fedavg: float) -> None:
 )
 def test_every_method_has_the_same_device_updates(devices: int, count: int, participation: float, updates: int) -> None:
     fleet = {"devices": devices, "samples": 20}
-    experiment = SMALL.with_(fleet=fleet, clusters={"count": count, "participation": participation}, rounds=1)
+    experiment = SMALL.override(fleet=fleet, clusters={"count": count, "participation": participation}, rounds=1)
     result = fedcluster.compare(experiment, ["fedavg", "fedcluster"], seeds=1)
     assert [outcome.histories[0][-1]["device_updates"] for outcome in result.outcomes] == [updates, updates]
     assert not any("budgets differ" in text for text in verdict(result))
@@ -59,7 +59,7 @@ def test_unequal_budgets_are_said() -> None:
 
 
 def test_tuned_rates_come_from_other_seeds_and_skip_what_diverges(tmp_path: Path) -> None:
-    experiment = SMALL.with_(**{"local.lr": 1e29, "model.name": "mlp"})
+    experiment = SMALL.override(**{"local.lr": 1e29, "model.name": "mlp"})
     with pytest.raises(fedcluster.FedClusterError, match=r"tune-fedavg-1e.23-.* diverges, and so does every higher"):
         fedcluster.compare(experiment, ["fedavg"], seeds=1, lr="tuned")
     result = fedcluster.compare(SMALL, ["fedcluster"], seeds=1, lr="tuned", out=tmp_path / "out")

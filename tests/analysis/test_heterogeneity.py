@@ -21,7 +21,7 @@ from fedcluster.experiment import Fleet, Local
 from fedcluster.fleet import fleet as fleets
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Floats
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.layers import normalise
 from fedcluster.models.local_sgd import Batches
 from fedcluster.models.zoo import AlexNet, Logistic
@@ -62,9 +62,11 @@ def three_devices() -> tuple[Dataset, fleets.Fleet]:
 def test_everything_by_hand_on_three_devices() -> None:
     """At w = 0, grad f_k = -mean of device k: g_0 = (-1, 0), g_1 = (-1, -3), g_2 = (-5, 0), p = (1/2, 1/4, 1/4)."""
     data, fleet = three_devices()
-    learner = Learner(Mean(2), objective=mean_distance)
+    flat_model = FlatModel(Mean(2), objective=mean_distance)
     clusters = Clusters(np.array([0, 1, 1]), 2)
-    found = survey([learner], learner.w.clone(), data, fleet, np.arange(3), Local(batch=3), 0, Display(), clusters)
+    found = survey(
+        [flat_model], flat_model.w.clone(), data, fleet, np.arange(3), Local(batch=3), 0, Display(), clusters
+    )
     # f = 1/2 (0 + 4 + 10 + 25) / 4, g = (-2, -3/4)
     assert fleet.weights @ found.losses == pytest.approx(39 / 8)
     assert found.norms == pytest.approx([1, 10, 25])
@@ -175,17 +177,17 @@ def natural() -> tuple[Dataset, fleets.Fleet]:
 def test_a_survey_of_a_real_model_against_all_gradients_at_once() -> None:
     data, fleet = natural()
     torch.manual_seed(0)
-    learner = Learner(Logistic((5,), 3))
+    flat_model = FlatModel(Logistic((5,), 3))
     clusters = Clusters(np.array([0, 1, 2, 0, 1, 2, 0]), 3)
-    w = learner.w.clone()
-    found = survey([learner], w, data, fleet, np.arange(7), Local(batch=4), 0, Display(), clusters)
+    w = flat_model.w.clone()
+    found = survey([flat_model], w, data, fleet, np.arange(7), Local(batch=4), 0, Display(), clusters)
     gradients = []
     for k in range(len(fleet)):
         weights = w.clone().requires_grad_()
         named = {
             f"linear.{name}": view for name, view in zip(("weight", "bias"), (weights[:15], weights[15:]), strict=True)
         }
-        x, y = data.x_train[fleet.draw(k)], data.y_train[fleet.draw(k)]
+        x, y = data.x_train[fleet.sample_indices(k)], data.y_train[fleet.sample_indices(k)]
         scores = x @ named["linear.weight"].view(3, 5).T + named["linear.bias"]
         loss = nn.functional.cross_entropy(scores, y)
         gradients.append(torch.autograd.grad(loss, weights)[0].numpy())
@@ -199,10 +201,10 @@ def test_a_survey_of_a_real_model_against_all_gradients_at_once() -> None:
 def test_threads_change_no_bit_of_a_survey() -> None:
     data, fleet = natural()
     torch.manual_seed(0)
-    learners = [Learner(Logistic((5,), 3)) for _ in range(3)]
-    w, clusters = learners[0].w.clone(), Clusters(np.array([0, 1, 2, 0, 1, 2, 0]), 3)
+    flat_models = [FlatModel(Logistic((5,), 3)) for _ in range(3)]
+    w, clusters = flat_models[0].w.clone(), Clusters(np.array([0, 1, 2, 0, 1, 2, 0]), 3)
     parts = data, fleet, np.arange(7), Local(batch=4), 0, Display(), clusters
-    one, three = survey(learners[:1], w, *parts), survey(learners, w, *parts)
+    one, three = survey(flat_models[:1], w, *parts), survey(flat_models, w, *parts)
     for name in ("losses", "norms", "variances", "sketches", "gradient", "between"):
         assert np.array_equal(getattr(one, name), getattr(three, name)), name
 
@@ -224,9 +226,9 @@ def test_a_sample_of_rows_knows_its_error(monkeypatch: pytest.MonkeyPatch) -> No
     x = rng.normal(size=(4000, 2)).astype(np.float32) * rng.exponential(size=(4000, 1)).astype(np.float32)
     data = Dataset(x, np.zeros(4000, int), x[:1], [0], device_train=np.repeat(np.arange(10), 400))
     fleet = fleets.build(Fleet(partition="natural"), data, 0)
-    learner = Learner(Mean(2), objective=mean_distance)
+    flat_model = FlatModel(Mean(2), objective=mean_distance)
     monkeypatch.setattr("fedcluster.training.survey.ROWS", 0)  # as in a large fleet
-    found = survey([learner], learner.w.clone(), data, fleet, np.arange(10), Local(batch=1), 0, Display())
+    found = survey([flat_model], flat_model.w.clone(), data, fleet, np.arange(10), Local(batch=1), 0, Display())
     true = np.array([x[k * 400 : (k + 1) * 400].var(axis=0).sum() for k in range(10)])
     assert (np.abs(found.variances - true) <= 3 * found.errors).sum() >= 9
     assert (found.errors > 0).all()
@@ -280,16 +282,16 @@ def test_the_variance_of_a_batch_against_every_batch_there_is() -> None:
     """All 4^3 batches of three that can be drawn, with replacement, from a device of four samples."""
     data, _ = natural()
     rows = np.arange(4)
-    learner = Learner(Logistic((5,), 3))
-    w, local = learner.w.clone(), Local(batch=3)
+    flat_model = FlatModel(Logistic((5,), 3))
+    w, local = flat_model.w.clone(), Local(batch=3)
     batches = Batches(data, rows, local, 0, (0, 0, 0))
-    _, mean = loss_and_gradient(learner, w, batches)
+    _, mean = loss_and_gradient(flat_model, w, batches)
     squares = []
     for chosen in product(rows, repeat=3):
-        _, gradient = loss_and_gradient(learner, w, Batches(data, np.array(chosen), local, 0, (0, 0, 0)))
+        _, gradient = loss_and_gradient(flat_model, w, Batches(data, np.array(chosen), local, 0, (0, 0, 0)))
         squares.append(float((gradient - mean).square().sum()))
-    single = single_gradients(learner, w, data)
-    found = square_deviations(single, batches, rows, learner.named(mean, partial=True)).mean() / 3
+    single = single_gradients(flat_model, w, data)
+    found = square_deviations(single, batches, rows, flat_model.named(mean, partial=True)).mean() / 3
     assert found == pytest.approx(np.mean(squares), rel=1e-4)
 
 
@@ -297,14 +299,14 @@ def test_a_model_that_torch_func_cannot_take_gives_the_same_one_by_one() -> None
     rng = np.random.default_rng(0)
     x = rng.normal(size=(6, 1, 8, 8)).astype(np.float32)
     data = Dataset(x, np.arange(6) % 3, x, np.arange(6) % 3)
-    learner = Learner(AlexNet((1, 8, 8), 3))
-    w = learner.w.clone()
-    single = single_gradients(learner, w, data)
+    flat_model = FlatModel(AlexNet((1, 8, 8), 3))
+    w = flat_model.w.clone()
+    single = single_gradients(flat_model, w, data)
     assert single.__name__ == "in_turn"
-    assert single_gradients(Learner(Logistic((1, 8, 8), 3)), torch.zeros(195), data).__name__ == "at_once"
+    assert single_gradients(FlatModel(Logistic((1, 8, 8), 3)), torch.zeros(195), data).__name__ == "at_once"
     rows = np.arange(6)
     batches = Batches(data, rows, Local(), 0, (0, 0, 0))
-    _, mean = loss_and_gradient(learner, w, batches)
+    _, mean = loss_and_gradient(flat_model, w, batches)
     total = torch.zeros_like(mean)
     for gradients in [single(data.x_train[[i]], data.y_train[[i]]) for i in range(6)]:
         total += torch.cat([tensor.reshape(-1) for tensor in gradients.values()]) / 6
@@ -313,8 +315,8 @@ def test_a_model_that_torch_func_cannot_take_gives_the_same_one_by_one() -> None
 
 def test_smoothness_of_a_quadratic() -> None:
     data, fleet = three_devices()
-    learner = Learner(Mean(2, [3.0, 7.5]), objective=mean_distance)
-    found = smoothness([learner], learner.w.clone(), data, fleet, np.arange(3), Local(), 0, Display())
+    flat_model = FlatModel(Mean(2, [3.0, 7.5]), objective=mean_distance)
+    found = smoothness([flat_model], flat_model.w.clone(), data, fleet, np.arange(3), Local(), 0, Display())
     assert (found.low, found.high) == pytest.approx((7.5, 7.5), rel=1e-3)
 
 
@@ -361,13 +363,13 @@ def test_L_is_the_largest_of_all_devices_whatever_the_seed(workers: int) -> None
     data = Dataset(**steep())
     fleet = fleets.build(Fleet(partition="natural"), data, 0)
     torch.manual_seed(0)
-    learners = [Learner(Logistic((5,), 3)) for _ in range(workers)]
-    for learner in learners:
-        learner.load(learners[0].w.clone())
-    w = learners[0].w.clone()
+    flat_models = [FlatModel(Logistic((5,), 3)) for _ in range(workers)]
+    for flat_model in flat_models:
+        flat_model.load(flat_models[0].w.clone())
+    w = flat_models[0].w.clone()
     largest = 0.0
     for k in range(len(fleet)):
-        x, y = data.x_train[fleet.draw(k)], data.y_train[fleet.draw(k)]
+        x, y = data.x_train[fleet.sample_indices(k)], data.y_train[fleet.sample_indices(k)]
 
         def loss(weights: Tensor, x: Tensor = x, y: Tensor = y) -> Tensor:
             return nn.functional.cross_entropy(x @ weights[:15].view(3, 5).T + weights[15:], y)
@@ -375,7 +377,7 @@ def test_L_is_the_largest_of_all_devices_whatever_the_seed(workers: int) -> None
         hessian = torch.autograd.functional.hessian(loss, w)  # type: ignore[no-untyped-call]
         largest = max(largest, float(torch.linalg.eigvalsh(hessian).abs().max()))
     for seed in range(3):
-        found = smoothness(learners, w, data, fleet, np.arange(len(fleet)), Local(), seed, Display())
+        found = smoothness(flat_models, w, data, fleet, np.arange(len(fleet)), Local(), seed, Display())
         assert found.low == pytest.approx(largest, rel=0.01)
         assert largest * (1 - 1e-4) <= found.high <= 1.15 * largest
 
@@ -391,20 +393,20 @@ def test_products_with_the_hessian_against_differences_of_gradients() -> None:
     rng = np.random.default_rng(0)
     x, y = torch.tensor(rng.normal(size=(6, 4)), dtype=torch.float32), torch.arange(6) % 3
     torch.manual_seed(0)
-    learner = Learner(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)))
-    learner.module.eval()
-    w, v = learner.w.clone(), torch.tensor(rng.normal(size=learner.size), dtype=torch.float32)
+    flat_model = FlatModel(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)))
+    flat_model.module.eval()
+    w, v = flat_model.w.clone(), torch.tensor(rng.normal(size=flat_model.size), dtype=torch.float32)
     v /= v.norm()
 
     def gradient(step: float) -> Tensor:
         point = w.clone()
-        point[: learner.size] += step * v
-        learner.load(point)
-        learner.differentiate(x, y)
-        return learner.gradient.clone()
+        point[: flat_model.size] += step * v
+        flat_model.load(point)
+        flat_model.compute_gradient(x, y)
+        return flat_model.gradient.clone()
 
     expected = (gradient(0.01) - gradient(-0.01)) / 0.02
-    found = hessian_product(learner, w, [(x[:2], y[:2]), (x[2:], y[2:])])(v)
+    found = hessian_product(flat_model, w, [(x[:2], y[:2]), (x[2:], y[2:])])(v)
     assert torch.allclose(found, expected, atol=2e-3 * float(expected.abs().max()))
 
 

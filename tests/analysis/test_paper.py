@@ -74,7 +74,7 @@ def test_figures_share_their_runs() -> None:
 
 def test_the_control_has_cohorts_and_no_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     panel = panels("fig3", "quick")[0]
-    described = experiment(panel, CONTROL, "quick", "paper", 0).with_(
+    described = experiment(panel, CONTROL, "quick", "paper", 0).override(
         **{"data.name": "digits", "model.name": "logistic"}
     )
     schedule = prepare(described, Listen()).schedule
@@ -327,7 +327,7 @@ def test_tuned_and_left_out(small_mnist: None, here: Any, tmp_path: Path) -> Non
         [lr] = [lr for label, lr in taken if label == curve.label]
         step = next(step for step in range(-12, 13) if rate(0.05, step) == lr)
         for tried, seed in product((step - 1, step, step + 1), TUNING_SEEDS):  # a worse rate on either side
-            tuning = experiment(panel, curve, "quick", "paper", seed).with_(**{"local.lr": rate(0.05, tried)})
+            tuning = experiment(panel, curve, "quick", "paper", seed).override(**{"local.lr": rate(0.05, tried)})
             assert (tmp_path / "out" / "runs" / job(tuning).name).exists()
     assert "Every curve has its own best" in (tmp_path / "out" / "choices.md").read_text()
     code, _, err = here("reproduce", "fig2", "--out", tmp_path / "other")

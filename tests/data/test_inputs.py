@@ -11,7 +11,7 @@ import safetensors.numpy
 import typer
 
 from fedcluster import inputs
-from fedcluster.cli.common import plainly
+from fedcluster.cli.common import exit_on_error
 from fedcluster.errors import BadData
 from tests.conftest import Here, blobs
 from torture import inputs as torture
@@ -87,7 +87,7 @@ def test_an_experiment_file_that_is_none(here: Here, tmp_path: Path) -> None:
 
 
 def test_messages_are_of_one_line_and_not_endless(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit), plainly():
+    with pytest.raises(typer.Exit), exit_on_error():
         raise BadData("a\x1b[31m\nfile " + "[" * 5000 + ": drop the column")
     err = capsys.readouterr().err
     assert err.startswith("fedcluster: a\\x1b[31m file [[[")
@@ -105,11 +105,11 @@ def test_messages_are_of_one_line_and_not_endless(capsys: pytest.CaptureFixture[
     ],
 )
 def test_the_last_catch(error: Exception, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit) as ended, plainly():
+    with pytest.raises(typer.Exit) as ended, exit_on_error():
         raise error
     assert ended.value.exit_code == 10
     assert said in capsys.readouterr().err
-    with pytest.raises(RuntimeError, match="a defect"), plainly():
+    with pytest.raises(RuntimeError, match="a defect"), exit_on_error():
         raise RuntimeError("a defect")
 
 

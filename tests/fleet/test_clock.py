@@ -19,7 +19,7 @@ from fedcluster.experiment import Clusters, Fleet, Local
 from fedcluster.fleet import fleet as fleets
 from fedcluster.fleet.availability import build
 from fedcluster.fleet.clock import Clock, busy
-from fedcluster.fleet.fleet_file import Known
+from fedcluster.fleet.fleet_file import DeviceTable
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs import checkpoint
 from fedcluster.runs import metrics as record
@@ -32,7 +32,7 @@ from tests.runs.test_resume import Remember, essence
 MEGABYTE = 1_000_000
 
 
-def clock(known: Known, devices: int, local: Local | None = None, **options: Any) -> Clock:
+def clock(known: DeviceTable, devices: int, local: Local | None = None, **options: Any) -> Clock:
     fleet = fleets.build(Fleet(devices=devices, samples=50), dataset(), 0)
     given = local or Local(steps=10, batch=5)
     return Clock(Options(**options), replace(fleet, known=known), given, seed=3, down=MEGABYTE, up=2 * MEGABYTE)
@@ -43,24 +43,26 @@ def cycle(devices: int, wanted: int, j: int = 0) -> Cycle:
 
 
 def test_a_turn_is_download_training_and_upload() -> None:
-    known = Known(
+    known = DeviceTable(
         seconds_per_sample=np.array([0.1, 0.2]), down_mbps=np.array([8.0, 4.0]), up_mbps=np.array([16.0, 1.0])
     )
     assert clock(known, 2).work(0, np.arange(2)).tolist() == [1000 + 5000 + 1000, 2000 + 10_000 + 16_000]
     assert clock(known, 2, Local(steps=2, batch="full")).work(0, np.arange(2)).tolist() == [12_000, 38_000]
-    assert clock(Known(), 2).work(0, np.arange(2)).tolist() == [0, 0]  # what is not known takes no time
-    turn = clock(known, 2).turn(cycle(2, wanted=2), Time(now=500))
-    assert (turn.time.now, turn.back.cohort.tolist()) == (28_500, [0, 1])  # as long as its slowest member
+    assert clock(DeviceTable(), 2).work(0, np.arange(2)).tolist() == [0, 0]  # what is not known takes no time
+    turn = clock(known, 2).outcome(cycle(2, wanted=2), Time(now=500))
+    assert (turn.time.now, turn.reported.cohort.tolist()) == (28_500, [0, 1])  # as long as its slowest member
 
 
-DAY_OF_THREE = Known(  # seconds of work: 10, 20, 30, 40, 50; free: always, from 100 s, until 25 s, from 200 s, never
-    seconds_per_sample=np.array([0.2, 0.4, 0.6, 0.8, 1.0]),
-    availability=build(
-        np.array([0, 1, 2, 3]),
-        np.array([0, 100, 0, 200]) * 1000,
-        np.array([1000, 1000, 25, 1000]) * 1000,
-        np.full(5, 1_000_000),
-    ),
+DAY_OF_THREE = (
+    DeviceTable(  # seconds of work: 10, 20, 30, 40, 50; free: always, from 100 s, until 25 s, from 200 s, never
+        seconds_per_sample=np.array([0.2, 0.4, 0.6, 0.8, 1.0]),
+        availability=build(
+            np.array([0, 1, 2, 3]),
+            np.array([0, 100, 0, 200]) * 1000,
+            np.array([1000, 1000, 25, 1000]) * 1000,
+            np.full(5, 1_000_000),
+        ),
+    )
 )
 
 
@@ -80,31 +82,31 @@ DAY_OF_THREE = Known(  # seconds of work: 10, 20, 30, 40, 50; free: always, from
 def test_a_cycle_by_hand(
     wanted: int, options: dict[str, Any], over: int, back: list[int], lost: list[int], late: list[int], idle: int
 ) -> None:
-    turn = clock(DAY_OF_THREE, 5, **options).turn(cycle(5, wanted), Time())
-    assert turn.lost is not None
-    assert turn.late is not None
+    turn = clock(DAY_OF_THREE, 5, **options).outcome(cycle(5, wanted), Time())
+    assert turn.dropped is not None
+    assert turn.stragglers is not None
     assert (turn.time.now, turn.time.idle) == (over * 1000, idle * 1000)
-    assert (turn.back.cohort.tolist(), turn.lost.tolist(), turn.late.tolist()) == (back, lost, late)
+    assert (turn.reported.cohort.tolist(), turn.dropped.tolist(), turn.stragglers.tolist()) == (back, lost, late)
     assert (turn.time.dropped, turn.time.late) == (len(lost), len(late))
     assert turn.failed == (not back) == bool(turn.time.failed)
-    assert turn.back.weights.tolist() == [0.2] * len(back)
+    assert turn.reported.weights.tolist() == [0.2] * len(back)
 
 
 def test_time_goes_on_from_where_it_was() -> None:
-    turn = clock(DAY_OF_THREE, 5).turn(cycle(5, wanted=2), Time(now=1_000_000 + 190_000, idle=7, dropped=1))
-    assert turn.back.cohort.tolist() == [0, 1]  # in the second period, when device 2 has left again
+    turn = clock(DAY_OF_THREE, 5).outcome(cycle(5, wanted=2), Time(now=1_000_000 + 190_000, idle=7, dropped=1))
+    assert turn.reported.cohort.tolist() == [0, 1]  # in the second period, when device 2 has left again
     assert (turn.opened, turn.time) == (1_190_000, Time(now=1_210_000, idle=7, dropped=1, late=3))
 
 
 def test_drop_outs_are_drawn_at_the_rate_asked_for() -> None:
-    known = Known(seconds_per_sample=np.full(2000, 0.1))
+    known = DeviceTable(seconds_per_sample=np.full(2000, 0.1))
     timed = clock(known, 2000, dropout=0.3)
-    turns = [timed.turn(cycle(2000, wanted=2000, j=j), Time()) for j in range(3)]
+    turns = [timed.outcome(cycle(2000, wanted=2000, j=j), Time()) for j in range(3)]
     shares = [turn.time.dropped / 2000 for turn in turns]
     assert all(0.27 < share < 0.33 for share in shares)
-    assert len({tuple(turn.back.cohort) for turn in turns}) == 3
-    again = timed.turn(cycle(2000, wanted=2000, j=1), Time())
-    assert again.back.cohort.tolist() == turns[1].back.cohort.tolist()
+    assert len({tuple(turn.reported.cohort) for turn in turns}) == 3
+    again = timed.outcome(cycle(2000, wanted=2000, j=1), Time())
+    assert again.reported.cohort.tolist() == turns[1].reported.cohort.tolist()
 
 
 @settings(max_examples=150, deadline=None)
@@ -123,25 +125,27 @@ def test_everyone_asked_is_accounted_for(
     count = int(rng.integers(0, 3 * devices + 1))
     owner, start = rng.integers(devices, size=count), rng.integers(0, 50_000, count)
     trace = build(owner, start, start + rng.integers(1, 30_000, count), np.full(devices, 50_000))
-    known = Known(seconds_per_sample=rng.random(devices) * 0.3, availability=trace)
+    known = DeviceTable(seconds_per_sample=rng.random(devices) * 0.3, availability=trace)
     timed = clock(known, devices, deadline=deadline, dropout=dropout)
     asked = cycle(devices, min(wanted, devices))
-    turn = timed.turn(asked, Time(now=now))
-    assert turn.lost is not None
-    assert turn.late is not None
+    turn = timed.outcome(asked, Time(now=now))
+    assert turn.dropped is not None
+    assert turn.stragglers is not None
     ended = turn.time.now
-    groups = [turn.back.cohort, turn.lost, turn.late]
+    groups = [turn.reported.cohort, turn.dropped, turn.stragglers]
     assert sorted(np.concatenate(groups)) == list(range(devices))
-    assert len(turn.back.cohort) <= asked.wanted
+    assert len(turn.reported.cohort) <= asked.wanted
     assert now <= ended
     assert deadline is None or ended <= now + round(deadline * 1000)
     work = timed.work(0, np.arange(devices))
-    for k in turn.back.cohort:  # free from its beginning to its end, by a search through all milliseconds that matter
+    for (
+        k
+    ) in turn.reported.cohort:  # free from its beginning to its end, by a search through all milliseconds that matter
         begin = int(trace.next_free(np.array([k]), now)[0])
         assert begin + work[k] <= ended
         assert trace.free_until(np.array([k]), begin)[0] >= begin + work[k]
-        assert k in turn.begin.cohort
-    assert set(turn.lost) <= set(turn.begin.cohort)
+        assert k in turn.started.cohort
+    assert set(turn.dropped) <= set(turn.started.cohort)
     at_work = np.zeros(ended - now + 1, bool)
     leaves = np.minimum(trace.free_until(np.arange(devices), trace.next_free(np.arange(devices), now)), 2**60)
     if dropout == 0:
@@ -166,7 +170,7 @@ KEYS: dict[str, Any] = {
     "clock": {"dropout": 0.3, "deadline": 20_000.0, "min_updates": 3},
 }
 EXPERIMENT = fedcluster.Experiment(**KEYS)
-SOFT = EXPERIMENT.with_(
+SOFT = EXPERIMENT.override(
     **{"clusters.method": "availability", "clusters.soft": True, "local.algorithm": "scaffold", "local.steps": [3, 6]}
 )
 
@@ -226,7 +230,7 @@ def test_a_changed_fleet_file_is_refused_on_resume(tmp_path: Path, monkeypatch: 
     path = tmp_path / "fleet.csv"
     path.write_text("up_mbps\n" + "1\n" * 10)
     sections = Fleet(path=str(path), samples=20), Clusters(count=2), Options()
-    experiment = EXPERIMENT.with_(**dict(zip(("fleet", "clusters", "clock"), sections, strict=True)))
+    experiment = EXPERIMENT.override(**dict(zip(("fleet", "clusters", "clock"), sections, strict=True)))
     monkeypatch.setattr(record.Recorder, "round", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fedcluster.run(experiment, tmp_path / "run", display=Display())
@@ -240,11 +244,11 @@ def interrupt(*_: Any) -> None:
 
 
 def test_without_losses_the_clock_changes_nothing_but_the_time() -> None:
-    off = EXPERIMENT.with_(**{"clusters.method": "random"}).keys()
+    off = EXPERIMENT.override(**{"clusters.method": "random"}).keys()
     off.pop("clock")
     plain = fedcluster.Experiment(**off)
     assert "clock" not in plain.to_dict()
-    timed = plain.with_(**{"clock.over_select": 1.0, "fleet.world": None})
+    timed = plain.override(**{"clock.over_select": 1.0, "fleet.world": None})
     one, two = fedcluster.run(plain, display=Display()), fedcluster.run(timed, display=Display())
     assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
     assert "simulated_seconds" not in one.history[-1]
@@ -254,7 +258,7 @@ def test_without_losses_the_clock_changes_nothing_but_the_time() -> None:
 def test_every_message_of_an_algorithm_takes_time() -> None:
     sizes = {}
     for algorithm in ("fedavg", "mime", "scaffold"):
-        setup = prepare(EXPERIMENT.with_(**{"local.algorithm": algorithm}), Display())
+        setup = prepare(EXPERIMENT.override(**{"local.algorithm": algorithm}), Display())
         assert setup.clock is not None
         sizes[algorithm] = (setup.clock.down // 2600, setup.clock.up // 2600)
     assert sizes == {"fedavg": (1, 1), "mime": (2, 2), "scaffold": (2, 2)}
@@ -276,5 +280,5 @@ def test_bad_clocks_are_refused(keys: dict[str, Any], said: str) -> None:
 
 
 def test_centralized_training_has_no_clock() -> None:
-    result = fedcluster.run(EXPERIMENT.with_(method="centralized", rounds=1), display=Display())
+    result = fedcluster.run(EXPERIMENT.override(method="centralized", rounds=1), display=Display())
     assert "simulated_seconds" not in result.history[-1]

@@ -10,7 +10,7 @@ from fedcluster.data.dataset import Dataset
 from fedcluster.experiment import Clusters as Options
 from fedcluster.experiment import Fleet
 from fedcluster.fleet import fleet as fleets
-from fedcluster.fleet.clustering import anticlustering as anticluster
+from fedcluster.fleet.clustering import anticlustering
 from fedcluster.fleet.clustering import clusters as clusterings
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.rng import stream
@@ -41,17 +41,17 @@ FLEETS: dict[str, Any] = {
 def test_never_worse_than_the_start_or_the_best_of_100_random_ones(name: str, count: int) -> None:
     fleet = FLEETS[name]()
     options, n, p = Options(count=count), len(fleet), fleet.weights
-    u = anticluster.contributions(fleet, None)
+    u = anticlustering.contributions(fleet, None)
 
     def H(assignment: Any) -> float:
-        return heterogeneity.split(anticluster.label_shares(fleet), p, Clusters(assignment, count)).cluster
+        return heterogeneity.split(anticlustering.label_shares(fleet), p, Clusters(assignment, count)).cluster
 
     chance = [H(stream(i, "chance").permutation(np.arange(n) % count)) for i in range(100)]
-    alike = anticluster.balanced(fleet, stream(0, "clusters"), options)
-    apart = anticluster.similar(fleet, stream(0, "clusters"), options)
-    assert H(alike) == pytest.approx(anticluster.objective(alike, u, p, count), abs=1e-12)  # J is H_cluster
-    assert H(alike) <= H(anticluster.deal(u, count)) * (1 + 1e-9) + 1e-12
-    assert H(apart) >= H(anticluster.cut(u, count)) * (1 - 1e-9) - 1e-12
+    alike = anticlustering.balanced(fleet, stream(0, "clusters"), options)
+    apart = anticlustering.similar(fleet, stream(0, "clusters"), options)
+    assert H(alike) == pytest.approx(anticlustering.objective(alike, u, p, count), abs=1e-12)  # J is H_cluster
+    assert H(alike) <= H(anticlustering.deal(u, count)) * (1 + 1e-9) + 1e-12
+    assert H(apart) >= H(anticlustering.cut(u, count)) * (1 - 1e-9) - 1e-12
     assert H(alike) < min(chance)
     assert H(apart) > max(chance)
     for assignment in (alike, apart):
@@ -60,14 +60,14 @@ def test_never_worse_than_the_start_or_the_best_of_100_random_ones(name: str, co
 
 def test_swaps_lower_a_bad_start_every_time() -> None:
     fleet = uneven(60, 3)
-    u, p = anticluster.contributions(fleet, None), fleet.weights
+    u, p = anticlustering.contributions(fleet, None), fleet.weights
     for seed in range(10):
         start = stream(seed, "start").permutation(np.arange(60) % 6)
-        better = anticluster.improve(start, u, p, 6, stream(seed, "swaps"), 1)
-        assert anticluster.objective(better, u, p, 6) < 0.2 * anticluster.objective(start, u, p, 6)
+        better = anticlustering.improve(start, u, p, 6, stream(seed, "swaps"), 1)
+        assert anticlustering.objective(better, u, p, 6) < 0.2 * anticlustering.objective(start, u, p, 6)
         assert (np.bincount(better) == 10).all()
-        worse = anticluster.improve(start, u, p, 6, stream(seed, "swaps"), -1)
-        assert anticluster.objective(worse, u, p, 6) > 2 * anticluster.objective(start, u, p, 6)
+        worse = anticlustering.improve(start, u, p, 6, stream(seed, "swaps"), -1)
+        assert anticlustering.objective(worse, u, p, 6) > 2 * anticlustering.objective(start, u, p, 6)
 
 
 def test_one_device_a_cluster_and_one_cluster() -> None:

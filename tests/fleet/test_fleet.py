@@ -35,9 +35,9 @@ def test_major_class_shares_are_exact_to_one_sample(devices: int, samples: int, 
     fleet = fleets.build(Fleet(devices=devices, samples=samples, rho_device=rho), data, seed)
     y = data.y_train.numpy()
     for k in range(devices):
-        rows = fleet.draw(k)
+        rows = fleet.sample_indices(k)
         mix = np.bincount(y[rows], minlength=C)
-        assert (mix == fleet.mix(k)).all()
+        assert (mix == fleet.label_counts(k)).all()
         assert mix.sum() == samples == fleet.sizes[k]
         assert abs(mix[fleet.major_class[k]] - rho * samples) <= 0.5 + 1e-9
         others = np.delete(mix, fleet.major_class[k])
@@ -55,8 +55,8 @@ def test_dirichlet_devices_have_the_samples_asked_for(devices: int, samples: int
     data = dataset()
     fleet = fleets.build(Fleet(devices=devices, samples=samples, partition="dirichlet", alpha=alpha), data, seed)
     for k in range(devices):
-        mix = np.bincount(data.y_train.numpy()[fleet.draw(k)], minlength=10)
-        assert (mix == fleet.mix(k)).all()
+        mix = np.bincount(data.y_train.numpy()[fleet.sample_indices(k)], minlength=10)
+        assert (mix == fleet.label_counts(k)).all()
         assert mix.sum() == samples
         assert mix[fleet.major_class[k]] >= mix.max() - 1
 
@@ -67,13 +67,13 @@ def test_natural_devices_hold_their_own_rows() -> None:
     fleet = fleets.build(Fleet(partition="natural"), data, 0)
     assert fleet.names is not None
     assert fleet.names.tolist() == ["a", "b", "c"]
-    assert [fleet.draw(k).tolist() for k in range(3)] == [[1, 4], [0, 2, 5], [3]]
+    assert [fleet.sample_indices(k).tolist() for k in range(3)] == [[1, 4], [0, 2, 5], [3]]
     assert fleet.pooled(100, 0).tolist() == [1, 4, 0, 2, 5, 3]
 
 
 def test_iid_draws_without_replacement() -> None:
     fleet = fleets.build(Fleet(partition="iid", devices=5, samples=400), dataset(), 0)
-    assert sorted(fleet.draw(3)) == list(range(400))
+    assert sorted(fleet.sample_indices(3)) == list(range(400))
 
 
 def test_pooled_sample_is_uniform_over_all_samples() -> None:

@@ -31,7 +31,7 @@ d,,,35.7,139.7,5,0.5,0.1,1e2
 """
 
 
-def describe(path: Path, content: str, day: str = "2026-01-15") -> fleet_file.Known:
+def describe(path: Path, content: str, day: str = "2026-01-15") -> fleet_file.DeviceTable:
     path.write_text(content)
     return fleet_file.read(path, day)[0]
 
@@ -95,8 +95,8 @@ def test_every_device_has_its_own_number_of_samples(partition: Any, tmp_path: Pa
     fleet = fleets.build(Fleet(path=str(tmp_path / "fleet.csv"), partition=partition), data, 0)
     assert fleet.sizes.tolist() == [30, 20, 10, 5]
     for k in range(4):
-        assert (np.bincount(data.y_train.numpy()[fleet.draw(k)], minlength=10) == fleet.mix(k)).all()
-        assert fleet.mix(k).sum() == fleet.sizes[k]
+        assert (np.bincount(data.y_train.numpy()[fleet.sample_indices(k)], minlength=10) == fleet.label_counts(k)).all()
+        assert fleet.label_counts(k).sum() == fleet.sizes[k]
     assert fleet.weights.tolist() == pytest.approx([30 / 65, 20 / 65, 10 / 65, 5 / 65])
     with pytest.raises(BadExperiment, match=r"fleet\.devices = 5, but .* names 4: leave it out"):
         fleets.build(Fleet(path=str(tmp_path / "fleet.csv"), devices=5, partition=partition), data, 0)
@@ -134,7 +134,7 @@ def test_a_trace_alone_names_the_fleet(tmp_path: Path) -> None:
 
 def zoned(ahead: list[float]) -> fleets.Fleet:
     fleet = fleets.build(Fleet(devices=len(ahead), samples=5), dataset(), 0)
-    return replace(fleet, known=fleet_file.Known(utc_offset=np.array(ahead)))
+    return replace(fleet, known=fleet_file.DeviceTable(utc_offset=np.array(ahead)))
 
 
 @settings(max_examples=80, deadline=None)
@@ -186,7 +186,7 @@ def free_in(patterns: list[list[int]], count: int) -> fleets.Fleet:
     device, start, end = np.array(rows, np.int64).reshape(-1, 3).T
     trace = build(device, start, end, np.full(len(patterns), DAY))
     fleet = fleets.build(Fleet(devices=len(patterns), samples=5), dataset(), 0)
-    return replace(fleet, known=fleet_file.Known(availability=trace))
+    return replace(fleet, known=fleet_file.DeviceTable(availability=trace))
 
 
 @settings(max_examples=60, deadline=None)

@@ -29,7 +29,7 @@ from fedcluster.runs.progress import Display
 from fedcluster.state import Message
 from fedcluster.training import loop as training
 from fedcluster.training import setup as prepare
-from fedcluster.training.executors.in_process import InProcess, Memory
+from fedcluster.training.executors.in_process import DeviceStates, InProcess
 from tests.federation import Federation, kill, until
 
 pytestmark = pytest.mark.xdist_group("federation")  # they share devices, and the machine is small
@@ -66,7 +66,7 @@ def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 )
 def test_a_federation_equals_its_simulation(twelve: Federation, tmp_path: Path, local: dict[str, Any]) -> None:
     name = local["algorithm"]
-    experiment = EXPERIMENT.with_(**{f"local.{key}": value for key, value in local.items()})
+    experiment = EXPERIMENT.override(**{f"local.{key}": value for key, value in local.items()})
     server = twelve.serve(name, experiment=experiment)
     fedcluster.run(experiment, tmp_path / name, display=Display())
     twelve.finish(server, name)
@@ -83,7 +83,7 @@ def children(pid: int) -> list[int]:
 
 def test_a_killed_superlink_and_a_killed_server_are_resumed(twelve: Federation, tmp_path: Path) -> None:
     """With SCAFFOLD, whose devices keep something: a turn that is taken twice begins where it began the first time."""
-    experiment = EXPERIMENT.with_(**{"local.algorithm": "scaffold", "rounds": 5})
+    experiment = EXPERIMENT.override(**{"local.algorithm": "scaffold", "rounds": 5})
     server = twelve.serve("killed", experiment=experiment)
     until(lambda: len(twelve.lines("killed")) >= 2)
     for pid in children(server.pid):
@@ -113,11 +113,11 @@ def test_killed_devices_are_missed_and_one_comes_back(twelve: Federation) -> Non
     one is restarted and takes part again. Then the whole cluster is dark: the others go on."""
     slow = {"local.algorithm": SLOW, "clusters.participation": 1.0, "clusters.order": "cyclic", "rounds": 12}
     twelve.devices.pop("11").terminate()
-    server = twelve.serve("faults", experiment=EXPERIMENT.with_(**slow))
+    server = twelve.serve("faults", experiment=EXPERIMENT.override(**slow))
     until(lambda: len(twelve.lines("faults")) >= 1)
     twelve.join(11, "--allow", SLOW)
     until(lambda: "device 11 joins cluster" in twelve.said("faults"))
-    members = [entry["device"] for entry in roster(twelve, "faults") if entry["cluster"] == 1]
+    members = [entry["device"] for entry in registry(twelve, "faults") if entry["cluster"] == 1]
     killed, rest, numbers = members[:3], members[3:], [int(device) for device in members]
 
     def ours() -> list[dict[str, Any]]:
@@ -147,7 +147,7 @@ def test_killed_devices_are_missed_and_one_comes_back(twelve: Federation) -> Non
     assert (last["downloads"], last["uploads"]) == (asked - away, asked - lost)
 
 
-def roster(federation: Federation, out: str) -> list[dict[str, Any]]:
+def registry(federation: Federation, out: str) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = json.loads((federation.folder / out / "devices.json").read_text())["devices"]
     return entries
 
@@ -158,15 +158,15 @@ MODES = {"3": "nan", "5": "shape", "6": "names", "8": "replay", "9": "hang", "10
 class Honest(InProcess):
     """The simulation from which nothing of the attackers' is heard, but for what the replayer sends at first."""
 
-    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Any]:
-        for update in super().train(cycle, received, exchange, memory):
+    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Any]:
+        for update in super().train(cycle, received, phase, device_states):
             mode = MODES.get(str(update.device))
             if mode is None or (mode == "replay" and cycle.round == 0):
                 yield update
 
 
 def test_attackers_are_refused_by_name_and_change_nothing(twelve: Federation) -> None:
-    experiment = EXPERIMENT.with_(**{"clusters.participation": 1.0, "rounds": 2})
+    experiment = EXPERIMENT.override(**{"clusters.participation": 1.0, "rounds": 2})
     attackers = {}
     for device, mode in MODES.items():
         twelve.devices.pop(device).terminate()
@@ -249,11 +249,11 @@ def simulated(federation: Federation, experiment: fedcluster.Experiment) -> byte
     }
     owner = np.repeat(np.arange(11), [len(file["y_train"]) for file in files])
     dataset = fedcluster.Dataset(**pooled, device_train=owner, classes=10)
-    setup = prepare.prepare(experiment.with_(data={"name": dataset}, fleet=Fleet(partition="natural")), Display())
+    setup = prepare.prepare(experiment.override(data={"name": dataset}, fleet=Fleet(partition="natural")), Display())
     old = setup.executor
     assert isinstance(old, InProcess)
-    executor = Honest(old.algorithm, old.learner, old.dataset, setup.fleet, old.options, old.seed)
+    executor = Honest(old.algorithm, old.flat_model, old.dataset, setup.fleet, old.options, old.seed)
     object.__setattr__(setup, "executor", executor)
     with training.repeatable():
         state = training.train(setup, Recorder(None, Display(), Ledger(setup.devices)), setup.start)
-    return save({name: tensor.contiguous() for name, tensor in setup.learner.named(state.model).items()})
+    return save({name: tensor.contiguous() for name, tensor in setup.flat_model.named(state.model).items()})

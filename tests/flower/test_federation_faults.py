@@ -30,7 +30,7 @@ EXPERIMENT = fedcluster.Experiment(
 def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Devices 0 to 4, none of them started, each with bytes for data, and data for the server."""
     folder = tmp_path_factory.mktemp("few")
-    with Federation(folder, EXPERIMENT.with_(data={"name": "digits"})) as federation:
+    with Federation(folder, EXPERIMENT.override(data={"name": "digits"})) as federation:
         for k in range(5):
             arrays = dict(np.load(folder / f"{k}.npz"))
             pictures = {name: (arrays[name] * (250 - 40 * k)).astype(np.uint8) for name in ("x_train", "x_test")}
@@ -53,12 +53,12 @@ def everyone(federation: Federation, out: str) -> dict[str, dict[str, Any]]:
 def test_late_devices_second_experiments_and_finished_runs(few: Federation) -> None:
     """The same nodes train one experiment, then another, then the first again. A device that comes while the server is
     away joins when it is resumed. What is finished stays so without devices."""
-    pictures = EXPERIMENT.with_(rounds=1)
+    pictures = EXPERIMENT.override(rounds=1)
     few.join(0, "--allow", SLOW)
     few.join(1, "--allow", SLOW)
     few.finish(few.serve("before", experiment=pictures), "before")
 
-    slow = EXPERIMENT.with_(data={"name": str(few.folder / "4.npz")}, **{"local.algorithm": SLOW})
+    slow = EXPERIMENT.override(data={"name": str(few.folder / "4.npz")}, **{"local.algorithm": SLOW})
     server = few.serve("late", experiment=slow)
     until(lambda: len(few.lines("late")) >= 3)  # in the middle of the second round
     kill(server)
@@ -89,7 +89,7 @@ def test_devices_that_vanish_leave_fail_or_do_not_fit(few: Federation) -> None:
     for mode, device in (("nan", 1), ("vanish", 2), ("leave", 3)):
         few.run(mode, sys.executable, "-m", "tests.attacker", mode, few.server, device, few.folder)
     few.run("later", sys.executable, "-m", "tests.later", few.server, 0, few.folder)
-    one = EXPERIMENT.with_(**{"clusters.count": 1, "rounds": 1})
+    one = EXPERIMENT.override(**{"clusters.count": 1, "rounds": 1})
     server = few.serve("lost", experiment=one, nodes=4, deadline=3600)
     until(lambda: "the server refuses device 0" in few.said("later"))  # before the round can begin
     few.join(4)
@@ -108,7 +108,7 @@ def test_devices_that_vanish_leave_fail_or_do_not_fit(few: Federation) -> None:
 def test_rounds_wait_for_devices(few: Federation) -> None:
     """Devices that answer with errors, and devices that are gone, make no rounds. The server gives up with a run that
     can be resumed, and waits for those who leave."""
-    slow = EXPERIMENT.with_(**{"local.algorithm": SLOW, "clusters.count": 1})
+    slow = EXPERIMENT.override(**{"local.algorithm": SLOW, "clusters.count": 1})
     few.join(0)
     few.join(1)
     server = few.serve("again", experiment=slow, wait=10)
@@ -145,7 +145,7 @@ def test_rounds_wait_for_devices(few: Federation) -> None:
 def test_finite_poison_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
     """One of six devices sends its model times a million, once; another numbers that are nearly infinite, always. The
     server is killed on the way."""
-    experiment = EXPERIMENT.with_(**{"data.name": "digits", "fleet.devices": 8, "local.algorithm": SLOW})
+    experiment = EXPERIMENT.override(**{"data.name": "digits", "fleet.devices": 8, "local.algorithm": SLOW})
     with Federation(tmp_path, experiment) as federation:
         for device in (2, 3, 4, 6):
             federation.join(device, "--allow", SLOW)

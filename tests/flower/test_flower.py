@@ -19,7 +19,7 @@ from fedcluster.flower import certificates
 from fedcluster.flower.client_app import client_app
 from fedcluster.flower.device import Device, Identity, hold, recall, remember
 from fedcluster.flower.messages import Unreadable, pack, unpack, whole
-from fedcluster.flower.registry import LiveSchedule, Roster, read_registration
+from fedcluster.flower.registry import LiveSchedule, Registry, read_registration
 from fedcluster.flower.transport import expanded
 from fedcluster.runs.progress import Display
 from fedcluster.training import setup as prepare
@@ -99,60 +99,60 @@ def test_a_registration_is_checked(text: str) -> None:
 
 def test_devices_keep_their_number_and_late_ones_join_the_smallest_cluster(tmp_path: Path) -> None:
     said: list[str] = []
-    roster = Roster(EXPERIMENT, tmp_path / "devices.json")
+    registry = Registry(EXPERIMENT, tmp_path / "devices.json")
     for device in ("10", "b", "2", "a", "0"):
-        assert roster.note(read_registration(entry(device))) is None
-    roster.admit(0, said.append)
-    assert [one.device for one in roster.entries] == ["0", "2", "10", "a", "b"]
-    schedule = LiveSchedule(roster, lambda: None, said.append)
+        assert registry.note(read_registration(entry(device))) is None
+    registry.admit(0, said.append)
+    assert [one.device for one in registry.entries] == ["0", "2", "10", "a", "b"]
+    schedule = LiveSchedule(registry, lambda: None, said.append)
     assert sorted(k for cycle in schedule.round(0) for k in cycle.cohort) == [0, 1, 2, 3, 4]
 
-    assert roster.note(read_registration(entry("1"))) is None
-    assert "samples are [4]" in str(roster.note(read_registration(entry("3", shape=[4]))))
-    assert "had 10 samples and now says 99" in str(roster.note(read_registration(entry("2", samples=99))))
-    smallest = int(np.bincount([one.cluster for one in roster.entries]).argmin())
+    assert registry.note(read_registration(entry("1"))) is None
+    assert "samples are [4]" in str(registry.note(read_registration(entry("3", shape=[4]))))
+    assert "had 10 samples and now says 99" in str(registry.note(read_registration(entry("2", samples=99))))
+    smallest = int(np.bincount([one.cluster for one in registry.entries]).argmin())
     assert sorted(k for cycle in schedule.round(1) for k in cycle.cohort) == [0, 1, 2, 3, 4, 5]
     assert said == [f"device 1 joins cluster {smallest} in round 2"]
 
-    again = Roster(EXPERIMENT, tmp_path / "devices.json")
-    assert (again.run, again.entries) == (roster.run, roster.entries)
+    again = Registry(EXPERIMENT, tmp_path / "devices.json")
+    assert (again.run, again.entries) == (registry.run, registry.entries)
     assert len(again.fleet(0)) == 5
     (tmp_path / "devices.json").write_text("{}")
     with pytest.raises(BadRun, match="damaged"):
-        Roster(EXPERIMENT, tmp_path / "devices.json")
+        Registry(EXPERIMENT, tmp_path / "devices.json")
 
 
 def test_what_a_run_began_with_stays_whoever_comes_and_whenever_it_is_resumed() -> None:
-    roster = Roster(EXPERIMENT.with_(**{"data.name": "devices"}))
+    registry = Registry(EXPERIMENT.override(**{"data.name": "devices"}))
     for device in ("0", "1", "2"):
-        roster.note(read_registration(entry(device)))
-    roster.admit(0, print)
-    began = roster.clusters(0).digest()
-    schedule = LiveSchedule(roster, lambda: None, print)
-    roster.note(read_registration(entry("a")))
+        registry.note(read_registration(entry(device)))
+    registry.admit(0, print)
+    began = registry.clusters(0).digest()
+    schedule = LiveSchedule(registry, lambda: None, print)
+    registry.note(read_registration(entry("a")))
     schedule.round(0)
-    assert (roster.clusters(0).digest(), roster.entries[3].since) == (began, 1)
-    roster.note(read_registration(entry("b")))
+    assert (registry.clusters(0).digest(), registry.entries[3].since) == (began, 1)
+    registry.note(read_registration(entry("b")))
     schedule.begun = 7  # resumed after some of that round's cycles
     members = {k for cycle in schedule.round(7) for k in cycle.cohort.tolist()}
-    assert (members, roster.entries[4].since) == ({0, 1, 2, 3}, 8)
-    roster.note(read_registration(entry("c")))
+    assert (members, registry.entries[4].since) == ({0, 1, 2, 3}, 8)
+    registry.note(read_registration(entry("c")))
     schedule.round(3)  # resumed from a checkpoint before that
-    assert roster.entries[5].since == 8
-    assert "20 classes, but the federation learns 3" in str(roster.note(read_registration(entry("d", classes=20))))
+    assert registry.entries[5].since == 8
+    assert "20 classes, but the federation learns 3" in str(registry.note(read_registration(entry("d", classes=20))))
 
 
 @pytest.mark.parametrize(("cap", "counts"), [(None, [10, 20, 100]), (2.5, [10, 20, 50]), ("off", [10, 20, 10**9])])
 def test_nobody_counts_for_more_than_a_few_times_the_median(cap: Any, counts: list[int]) -> None:
-    roster = Roster(EXPERIMENT.with_(**{"accept.sample_cap": cap}))
+    registry = Registry(EXPERIMENT.override(**{"accept.sample_cap": cap}))
     for device, samples in (("0", 10), ("1", 20), ("a", 10**9)):
-        roster.note(read_registration(entry(device, samples=samples)))
-    roster.admit(0, print)
-    assert roster.fleet().weights.tolist() == [count / sum(counts) for count in counts]
+        registry.note(read_registration(entry(device, samples=samples)))
+    registry.admit(0, print)
+    assert registry.fleet().weights.tolist() == [count / sum(counts) for count in counts]
     said = (
         "device a says that it has 1,000,000,000 samples and counts for {}, {:g} times the median (accept.sample_cap)"
     )
-    assert roster.claims() == ([] if cap == "off" else [said.format(counts[2], cap or 5)])
+    assert registry.claims() == ([] if cap == "off" else [said.format(counts[2], cap or 5)])
 
 
 def test_a_simulation_counts_as_its_federation_does_where_the_experiment_says_how() -> None:
@@ -165,11 +165,11 @@ def test_a_simulation_counts_as_its_federation_does_where_the_experiment_says_ho
         experiment = fedcluster.Experiment(**keys, clusters={"count": 1}, accept={"sample_cap": cap})
         simulated = prepare.prepare(experiment, Display()).schedule.fleet.weights
         assert simulated.tolist() == [count / sum(counts) for count in counts]
-        roster = Roster(experiment)
+        registry = Registry(experiment)
         for device, samples in enumerate((10, 20, 300)):
-            roster.note(read_registration(entry(str(device), samples=samples)))
-        roster.admit(0, print)
-        assert (roster.fleet().weights.tolist() == simulated.tolist()) == (cap is not None)
+            registry.note(read_registration(entry(str(device), samples=samples)))
+        registry.admit(0, print)
+        assert (registry.fleet().weights.tolist() == simulated.tolist()) == (cap is not None)
 
 
 def test_clusterings_need_devices_that_tell() -> None:
@@ -181,14 +181,14 @@ def test_clusterings_need_devices_that_tell() -> None:
 
 def needs_to_be_told(method: str, option: str, **told: Any) -> None:
     """A device that does not tell is refused, also when it comes late, and stops nobody else."""
-    roster = Roster(EXPERIMENT.with_(**{"clusters.method": method}))
+    registry = Registry(EXPERIMENT.override(**{"clusters.method": method}))
     for device in ("0", "1", "2"):
-        assert roster.note(read_registration(entry(device, **told))) is None
-    assert f"join with {option}" in str(roster.note(read_registration(entry("3"))))
-    roster.admit(0, print)
-    schedule = LiveSchedule(roster, lambda: None, print)
-    assert f"join with {option}" in str(roster.note(read_registration(entry("4"))))
-    assert roster.note(read_registration(entry("5", **told))) is None
+        assert registry.note(read_registration(entry(device, **told))) is None
+    assert f"join with {option}" in str(registry.note(read_registration(entry("3"))))
+    registry.admit(0, print)
+    schedule = LiveSchedule(registry, lambda: None, print)
+    assert f"join with {option}" in str(registry.note(read_registration(entry("4"))))
+    assert registry.note(read_registration(entry("5", **told))) is None
     assert sorted(k for cycle in schedule.round(1) for k in cycle.cohort) == [0, 1, 2, 3]
 
 
@@ -214,26 +214,26 @@ def test_other_words_are_not_hours(text: str) -> None:
 
 
 def test_clusters_by_time_zone_hours_and_label_counts_are_the_simulators() -> None:
-    roster = Roster(EXPERIMENT.with_(**{"clusters.method": "timezone"}))
+    registry = Registry(EXPERIMENT.override(**{"clusters.method": "timezone"}))
     for device, place in (("0", "Asia/Tokyo"), ("1", "America/New_York"), ("2", "Asia/Seoul"), ("3", "America/Lima")):
-        roster.note(read_registration(entry(device, timezone=place)))
-    roster.admit(0, print)
-    groups = [one.cluster for one in roster.entries]
+        registry.note(read_registration(entry(device, timezone=place)))
+    registry.admit(0, print)
+    groups = [one.cluster for one in registry.entries]
     assert (groups[0] == groups[2], groups[1] == groups[3], groups[0] != groups[1]) == (True, True, True)
 
-    roster = Roster(EXPERIMENT.with_(**{"clusters.method": "availability"}))
+    registry = Registry(EXPERIMENT.override(**{"clusters.method": "availability"}))
     told = (("0", "Asia/Tokyo", "22-6"), ("1", "", "1-4:30,5-9"), ("2", "", "13-21"), ("3", "America/Lima", "23-1"))
     for device, place, hours in told:  # by UTC: 13 to 21, 1 to 9, 13 to 21, 4 to 6
-        roster.note(read_registration(entry(device, timezone=place, slots=hours)))
-    roster.admit(0, print)
-    groups = [one.cluster for one in roster.entries]
+        registry.note(read_registration(entry(device, timezone=place, slots=hours)))
+    registry.admit(0, print)
+    groups = [one.cluster for one in registry.entries]
     assert (groups[0] == groups[2], groups[1] == groups[3], groups[0] != groups[1]) == (True, True, True)
 
-    roster = Roster(EXPERIMENT.with_(**{"clusters.method": "balanced"}))
+    registry = Registry(EXPERIMENT.override(**{"clusters.method": "balanced"}))
     for device, labels in (("0", [10, 0, 0]), ("1", [10, 0, 0]), ("2", [0, 10, 0]), ("3", [0, 10, 0])):
-        roster.note(read_registration(entry(device, labels=labels)))
-    roster.admit(0, print)
-    groups = [one.cluster for one in roster.entries]
+        registry.note(read_registration(entry(device, labels=labels)))
+    registry.admit(0, print)
+    groups = [one.cluster for one in registry.entries]
     assert (groups[0] != groups[1], groups[2] != groups[3]) == (True, True)
 
 
@@ -343,14 +343,14 @@ def test_a_turn_of_two_exchanges_is_the_simulators(
         """What the device keeps in the simulation; what it sends must be the same by Flower."""
         kept = recall(context.state, "r", began)
         received: dict[str, torch.Tensor] = {}
-        for exchange in (0, 1):
-            received |= sent[exchange]
-            since, number = (began, 2 * round + 1) if exchange == 0 else (2 * round + 1, 2 * round + 2)
-            facts = {"round": round, "cycle": 0, "device": 0, "exchange": exchange, "run": "r", "plan": text}
+        for phase in (0, 1):
+            received |= sent[phase]
+            since, number = (began, 2 * round + 1) if phase == 0 else (2 * round + 1, 2 * round + 2)
+            facts = {"round": round, "cycle": 0, "device": 0, "exchange": phase, "run": "r", "plan": text}
             told = facts | {"began": began, "since": since, "turn": number, "version": fedcluster.__version__}
-            reply = client_app(Message(pack(told, sent[exchange]), 1, "train"), context)
+            reply = client_app(Message(pack(told, sent[phase]), 1, "train"), context)
             answer = unpack(reply.content)[1]
-            expected, kept = here.train_device(exchange, (round, 0, 0), received, kept)
+            expected, kept = here.train_device(phase, (round, 0, 0), received, kept)
             assert answer.keys() == expected.keys()
             assert all(torch.equal(answer[name], tensor) for name, tensor in expected.items())
         return kept or None

@@ -12,8 +12,7 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import Message, Metadata
 from flwr.proto.node_pb2 import Node
 
-from fedcluster.flower import listener
-from fedcluster.flower import proxy as gate
+from fedcluster.flower import listener, proxy
 from fedcluster.flower.listener import ADDRESS, DEVICE, Answer, Listener, Request, Room, Visitor
 
 LETTER = b"POST /known HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody"
@@ -202,6 +201,6 @@ def test_an_ipv6_subscriber_is_one_address() -> None:
 
 def test_a_node_answers_in_its_own_name() -> None:
     own = Message(metadata=Metadata(src_node_id=7))
-    assert not gate.forged(PushMessagesRequest(node=Node(node_id=7), messages_list=[own]))
-    assert gate.forged(PushMessagesRequest(node=Node(node_id=8), messages_list=[own]))
-    assert gate.forged(PushMessagesRequest(messages_list=[own]))
+    assert not proxy.forged(PushMessagesRequest(node=Node(node_id=7), messages_list=[own]))
+    assert proxy.forged(PushMessagesRequest(node=Node(node_id=8), messages_list=[own]))
+    assert proxy.forged(PushMessagesRequest(messages_list=[own]))

@@ -158,11 +158,11 @@ def test_it_waits_for_the_nodes_that_the_inner_strategy_asks_for(monkeypatch: py
 
 def test_it_refuses_what_moves_much_too_far(caplog: pytest.LogCaptureFixture) -> None:
     """In the first cycle by the cohort's own median, then by the median of the cohorts before."""
-    form = {"w": torch.ones(3), "b": torch.ones(2, 2)}
+    upload_spec = {"w": torch.ones(3), "b": torch.ones(2, 2)}
 
     def kept(**moved: float) -> list[int]:
-        updates = [Accepted(int(k[1:]), 1.0, {n: t + by for n, t in form.items()}) for k, by in moved.items()]
-        return strategy_.bounded(updates, form, {int(k[1:]): (int(k[1:]), None) for k in moved})  # type: ignore[misc]
+        updates = [Accepted(int(k[1:]), 1.0, {n: t + by for n, t in upload_spec.items()}) for k, by in moved.items()]
+        return strategy_.bounded(updates, upload_spec, {int(k[1:]): (int(k[1:]), None) for k in moved})  # type: ignore[misc]
 
     strategy_ = FedCluster(FedAvg())
     assert kept(_0=1.0, _1=2.0, _2=1e6) == [0, 1]

@@ -17,20 +17,20 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
 import fedcluster
 from fedcluster.flower.device import Identity
-from fedcluster.flower.executor import Presence
+from fedcluster.flower.executor import NodeDirectory
 from fedcluster.flower.messages import pack
 from fedcluster.flower.node import Line, connected, serve
-from fedcluster.flower.proxy import Gate
-from fedcluster.flower.registry import Roster
+from fedcluster.flower.proxy import Proxy
+from fedcluster.flower.registry import Registry
 from fedcluster.flower.superlink import SuperLink
-from fedcluster.flower.transport import LATE, Post
+from fedcluster.flower.transport import LATE, Transport
 
 
 def test_a_message_that_nobody_fetches_does_not_stay_at_the_superlink(tmp_path: Path) -> None:
     """Nor does an answer that is announced and not sent."""
     superlink = SuperLink(None, None, tmp_path / "superlink.log")
     with superlink.running(), superlink.run() as grid:
-        post = Post(grid, most=2**20)
+        post = Transport(grid, most=2**20)
 
         def found(id: str) -> bool:
             request = PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=id)
@@ -112,12 +112,12 @@ RUDE = "\x1b[2J\x1b]0;owned\x07\n" + "x" * 2000
 def test_what_strangers_say_is_fit_for_a_terminal() -> None:
     said: list[str] = []
     grid: Any = SimpleNamespace(push_messages=list)
-    presence = Presence(grid, Roster(fedcluster.Experiment()), None, said.append)
+    directory = NodeDirectory(grid, Registry(fedcluster.Experiment()), None, said.append)
     registration = {"device": "1", "samples": 1, "shape": [1], "classes": 1, RUDE: 1}
     node = NodeInfo(node_id=1)
-    why = presence.meet(node, ({"registration": json.dumps(registration), "version": RUDE}, {}))
+    why = directory.meet(node, ({"registration": json.dumps(registration), "version": RUDE}, {}))
     assert why is not None
-    presence.refuse(node, why)
-    with Gate(("127.0.0.1", 0), ("127.0.0.1", 1), None, None, said.append) as gate:
-        gate.say(RUDE)
+    directory.refuse(node, why)
+    with Proxy(("127.0.0.1", 0), ("127.0.0.1", 1), None, None, said.append) as proxy:
+        proxy.say(RUDE)
     assert [len(text) < 320 and text.isprintable() for text in said] == [True, True]

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from fedcluster.models import zoo as models
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.layers import Crop, InputConv2d, Normalise, PoolSame
 from tests.models.test_network import (
     adds_drift,
     by_autograd,
     by_torch,
-    descend,
     evaluates_like_torch,
+    local_sgd,
     needs_compiler,
     sees_bytes,
 )
@@ -85,9 +85,9 @@ def test_as_close_to_the_truth_as_autograd(shape: Shape, maps: tuple[int, ...], 
 def check(module: nn.Module, x: Tensor, y: Tensor, batch: int, lr: float = 0.1, times: float = 2) -> None:
     truth = by_autograd(deepcopy(module).double(), x, y, batch, lr)
     theirs = by_autograd(deepcopy(module), x, y, batch, lr)
-    learner = Learner(module)
-    descend(learner, x, y, batch, lr)
-    found = learner.w.double()
+    flat_model = FlatModel(module)
+    local_sgd(flat_model, x, y, batch, lr)
+    found = flat_model.w.double()
     assert (found - truth).norm() <= times * (theirs - truth).norm() + 1e-7
     assert (found - truth).abs().max() < 1e-6 * max(1.0, float(truth.abs().max()))
 
@@ -135,15 +135,15 @@ def test_the_small_alexnet() -> None:
 @needs_compiler
 def test_small_steps_are_not_lost() -> None:
     """Many terms, each too small to change a weight, together change it."""
-    learner = Learner(network((1, 16, 16), 8))
-    learner.w.normal_(std=0.1).round_(decimals=2)
-    learner.w[:72] = 1.0
-    plain, x = deepcopy(learner.w), torch.full((30, 1, 16, 16), 1e-2)
-    exact = deepcopy(learner.module).double()
+    flat_model = FlatModel(network((1, 16, 16), 8))
+    flat_model.w.normal_(std=0.1).round_(decimals=2)
+    flat_model.w[:72] = 1.0
+    plain, x = deepcopy(flat_model.w), torch.full((30, 1, 16, 16), 1e-2)
+    exact = deepcopy(flat_model.module).double()
     truth = by_autograd(exact, x, torch.zeros(30, dtype=torch.int64), 30, lr=1e-3)
-    descend(learner, x, torch.zeros(30, dtype=torch.int64), 30, lr=1e-3)
+    local_sgd(flat_model, x, torch.zeros(30, dtype=torch.int64), 30, lr=1e-3)
     assert not torch.equal(truth[:72].float(), plain[:72])
-    assert (learner.w - truth)[:72].abs().max() <= 6e-8
+    assert (flat_model.w - truth)[:72].abs().max() <= 6e-8
 
 
 @needs_compiler
@@ -159,15 +159,15 @@ def test_drift_is_added_after_every_step(make: Make, shape: Shape, maps: tuple[i
 @pytest.mark.parametrize("make", [network, alexnet])
 def test_what_is_not_a_number_stays_that(make: Make, where: int) -> None:
     """A run that diverges must be seen to, as torch sees it."""
-    learner = Learner(make((1, 9, 8), 5, 6))
-    list(learner.named(learner.w).values())[where].view(-1)[0] = float("nan")
-    plain = by_torch(learner.module)
+    flat_model = FlatModel(make((1, 9, 8), 5, 6))
+    list(flat_model.named(flat_model.w).values())[where].view(-1)[0] = float("nan")
+    plain = by_torch(flat_model.module)
     x, y = torch.randn(4, 1, 9, 8), torch.zeros(4, dtype=torch.int64)
-    descend(learner, x, y, 4, lr=0.1)
-    plain.differentiate(x, y)
+    local_sgd(flat_model, x, y, 4, lr=0.1)
+    plain.compute_gradient(x, y)
     plain.w.sub_(plain.gradient, alpha=0.1)
-    assert not torch.isfinite(learner.w[-5:]).any(), "it has gone through every layer"
-    assert learner.w.isnan().sum() > 5
+    assert not torch.isfinite(flat_model.w[-5:]).any(), "it has gone through every layer"
+    assert flat_model.w.isnan().sum() > 5
     assert plain.w[-5:].isnan().all()
 
 
@@ -179,10 +179,10 @@ def test_of_equal_results_the_first_is_taken(make: Make, level: float) -> None:
     x, y = torch.full((12, 3, 9, 9), level), torch.arange(12) % 5
     x[6:, :, ::2, ::3] = 2 * level
     module = make((3, 9, 9), 8, 6)
-    learner = Learner(module)
+    flat_model = FlatModel(module)
     truth = by_autograd(deepcopy(module).double(), x, y, 6, lr=0.1)
-    descend(learner, x, y, 6, lr=0.1)
-    torch.testing.assert_close(learner.w.double(), truth, rtol=1e-5, atol=1e-6)
+    local_sgd(flat_model, x, y, 6, lr=0.1)
+    torch.testing.assert_close(flat_model.w.double(), truth, rtol=1e-5, atol=1e-6)
 
 
 @needs_compiler
@@ -195,13 +195,13 @@ def test_bytes_are_seen_as_the_model_sees_them(channels: int) -> None:
 def test_batches_of_another_size_find_their_room() -> None:
     torch.manual_seed(0)
     module = alexnet((1, 9, 7), 5, 4)
-    learner, plain = Learner(module), by_torch(module)
+    flat_model, plain = FlatModel(module), by_torch(module)
     for batch in (3, 8, 2, 8):
         x, y = torch.randn(batch, 1, 9, 7), torch.randint(5, (batch,))
-        descend(learner, x, y, batch, lr=0.1)
-        plain.differentiate(x, y)
+        local_sgd(flat_model, x, y, batch, lr=0.1)
+        plain.compute_gradient(x, y)
         plain.w.sub_(plain.gradient, alpha=0.1)
-    torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(flat_model.w, plain.w, rtol=1e-5, atol=1e-6)
 
 
 @needs_compiler
@@ -216,16 +216,16 @@ def test_evaluation_finds_what_torch_finds(make: Make, threads: int, rows: int) 
 @needs_compiler
 def test_our_models_are_such() -> None:
     for model in (models.CNN, models.AlexNet):
-        assert Learner(model((1, 8, 8), 10)).chain is not None
-        assert Learner(model((3, 5, 7), 10)).chain is not None
+        assert FlatModel(model((1, 8, 8), 10)).chain is not None
+        assert FlatModel(model((3, 5, 7), 10)).chain is not None
 
 
 @needs_compiler
 @pytest.mark.parametrize("shape", [(1, 4, 4), (3, 8, 8), (1, 12, 8)])
 def test_samples_of_another_shape_are_refused(shape: Shape) -> None:
-    learner = Learner(network((1, 8, 8), 4))
+    flat_model = FlatModel(network((1, 8, 8), 4))
     with pytest.raises(ValueError, match="does not take samples"):
-        descend(learner, torch.ones(4, *shape), torch.zeros(4, dtype=torch.int64), 4, lr=0.1)
+        local_sgd(flat_model, torch.ones(4, *shape), torch.zeros(4, dtype=torch.int64), 4, lr=0.1)
 
 
 def almost(at: int, part: nn.Module, insert: bool = False) -> Callable[[], nn.Module]:
@@ -313,9 +313,9 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_not_of_the_form_is_left_to_autograd(name: str) -> None:
-    assert Learner(OTHERS[name]()).chain is None
+    assert FlatModel(OTHERS[name]()).chain is None
 
 
 @needs_compiler
 def test_pooling_may_be_described_in_pairs() -> None:
-    assert Learner(almost(5, nn.MaxPool2d((2, 2), (2, 2)))()).chain is not None
+    assert FlatModel(almost(5, nn.MaxPool2d((2, 2), (2, 2)))()).chain is not None

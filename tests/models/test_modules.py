@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import fedcluster
 from fedcluster import allocator
 from fedcluster.errors import BadData, BadExperiment
-from fedcluster.models import flat_model as learners
-from fedcluster.models.flat_model import Learner
+from fedcluster.models import flat_model as flat_models
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.kernels import traced as programs
 from fedcluster.runs.progress import Display
 from tests.conftest import blobs
@@ -142,12 +142,12 @@ def test_many_batches_of_one_shape_then_a_whole_model(
     """280 batches: with a trace that is made at the 200th and the same bits without; the file is a whole state dict."""
     torch.manual_seed(0)
     module = make()
-    monkeypatch.setattr(learners, "WORTH_A_PROGRAM", 200)
+    monkeypatch.setattr(flat_models, "WORTH_A_PROGRAM", 200)
     monkeypatch.setattr(programs, "BATCHES", 5)
     monkeypatch.setattr(programs, "FASTER", 1e9)
     result = fedcluster.run(experiment(module), tmp_path / "traced", display=Display())
     assert result.history[-1]["device_updates"] == 2 * 7
-    monkeypatch.setattr(learners, "WORTH_A_PROGRAM", 10**9)
+    monkeypatch.setattr(flat_models, "WORTH_A_PROGRAM", 10**9)
     fedcluster.run(experiment(module), tmp_path / "plain", display=Display())
     saved = tmp_path / "traced" / "model.safetensors"
     assert saved.read_bytes() == (tmp_path / "plain" / "model.safetensors").read_bytes()
@@ -165,16 +165,16 @@ def test_many_batches_of_one_shape_then_a_whole_model(
 @pytest.mark.parametrize("make", [Shifted, Tied, SharedSteady, frozen], ids=lambda make: make.__name__.lower())
 def test_what_stands_still_is_traced(make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     """Frozen layers, buffers and tied weights are no reason to stay with autograd."""
-    monkeypatch.setattr(learners, "WORTH_A_PROGRAM", 1)
+    monkeypatch.setattr(flat_models, "WORTH_A_PROGRAM", 1)
     monkeypatch.setattr(programs, "BATCHES", 1)
     monkeypatch.setattr(programs, "FASTER", 1e9)
-    traced, plain = Learner(make()), Learner(make())
+    traced, plain = FlatModel(make()), FlatModel(make())
     plain.load(traced.w)
     for _ in range(3):
         x, y = torch.randn(4, 5), torch.randint(3, (4,))
-        traced.differentiate(x, y)
+        traced.compute_gradient(x, y)
         plain.programs.clear()
-        plain.differentiate(x, y)
+        plain.compute_gradient(x, y)
         assert torch.equal(traced.gradient, plain.gradient)
     assert traced.programs
     assert all(type(tensor) in (Tensor, nn.Parameter) for tensor in traced.module.state_dict(keep_vars=True).values())
@@ -226,5 +226,5 @@ def test_a_run_from_python_keeps_memory_as_the_command_does(monkeypatch: pytest.
 
     monkeypatch.setattr("fedcluster.allocator.sys.platform", "linux")
     monkeypatch.setattr("fedcluster.allocator.ctypes.CDLL", lambda name: Library())
-    fedcluster.run(experiment(dropped()).with_(rounds=1), display=Display())
+    fedcluster.run(experiment(dropped()).override(rounds=1), display=Display())
     assert calls == [(allocator.MMAP_THRESHOLD, allocator.LARGE), (allocator.TRIM_THRESHOLD, allocator.LARGE)]

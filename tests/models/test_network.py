@@ -18,7 +18,7 @@ import fedcluster
 from fedcluster.algorithms.aggregation.mean import average
 from fedcluster.fleet import fleet as fleets
 from fedcluster.models import zoo as models
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.kernels import build
 from fedcluster.models.kernels import library as compiled
 from fedcluster.models.kernels import network as chains
@@ -38,18 +38,18 @@ def by_autograd(module: nn.Module, x: Tensor, y: Tensor, batch: int, lr: float) 
     return torch.cat([p.detach().double().flatten() for p in module.parameters()])
 
 
-def by_torch(module: nn.Module) -> Learner:
-    learner = Learner(module)
-    learner.chain = None
-    return learner
+def by_torch(module: nn.Module) -> FlatModel:
+    flat_model = FlatModel(module)
+    flat_model.chain = None
+    return flat_model
 
 
-def descend(learner: Learner, x: Tensor, y: Tensor, batch: int, lr: float, drift: Tensor | None = None) -> None:
+def local_sgd(flat_model: FlatModel, x: Tensor, y: Tensor, batch: int, lr: float, drift: Tensor | None = None) -> None:
     """Over the batches of x in their order, or in any other: rows are found by their places."""
-    assert learner.chain is not None
+    assert flat_model.chain is not None
     order = torch.randperm(len(y))
     shuffled = fedcluster.Dataset(x[order], y[order], x, y)
-    learner.chain.descend(shuffled, torch.argsort(order).view(-1, batch), lr, drift)
+    flat_model.chain.descend(shuffled, torch.argsort(order).view(-1, batch), lr, drift)
 
 
 def network(*sizes: int) -> nn.Module:
@@ -64,37 +64,37 @@ def sees_bytes(module: nn.Module, shape: tuple[int, ...]) -> None:
     rng = torch.Generator().manual_seed(0)
     x = torch.randint(256, (40, *shape), generator=rng).to(torch.uint8)
     dataset = fedcluster.Dataset(x, torch.arange(40) % 4, x, torch.arange(40) % 4)
-    learner, plain = Learner(module), by_torch(module)
-    assert learner.chain is not None
+    flat_model, plain = FlatModel(module), by_torch(module)
+    assert flat_model.chain is not None
     rows = torch.randint(40, (3, 6), generator=rng)
-    learner.chain.descend(dataset, rows, lr=0.1)
+    flat_model.chain.descend(dataset, rows, lr=0.1)
     for batch in rows:
-        plain.differentiate(dataset.inputs(dataset.x_train[batch]), dataset.y_train[batch])
+        plain.compute_gradient(dataset.inputs(dataset.x_train[batch]), dataset.y_train[batch])
         plain.w.sub_(plain.gradient, alpha=0.1)
-    torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(flat_model.w, plain.w, rtol=1e-5, atol=1e-6)
 
 
 def adds_drift(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
     """After every step, as torch does."""
-    learner, plain = Learner(module), by_torch(module)
+    flat_model, plain = FlatModel(module), by_torch(module)
     x, y, drift = torch.randn(20, *shape), torch.randint(classes, (20,)), torch.randn(plain.size) * 0.01
-    descend(learner, x, y, 5, 0.1, drift)
+    local_sgd(flat_model, x, y, 5, 0.1, drift)
     for rows, labels in zip(torch.split(x, 5), torch.split(y, 5), strict=True):
-        plain.differentiate(rows, labels)
+        plain.compute_gradient(rows, labels)
         plain.w.sub_(plain.gradient, alpha=0.1).add_(drift)
-    torch.testing.assert_close(learner.w, plain.w, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(flat_model.w, plain.w, rtol=1e-5, atol=1e-6)
 
 
 def evaluates_like_torch(module: nn.Module, shape: tuple[int, ...], rows: int, threads: int) -> None:
     x = torch.randint(256, (rows, *shape)).to(torch.uint8)
     dataset = fedcluster.Dataset(x, torch.arange(rows) % 5, x, torch.arange(rows) % 5, classes=5)
     options = fedcluster.Experiment(fleet={"devices": 1, "samples": 1, "partition": "iid"}).fleet
-    learner = Learner(module)
-    evaluate = Evaluator(learner, dataset, fleets.build(options, dataset, 0), 0)
+    flat_model = FlatModel(module)
+    evaluate = Evaluator(flat_model, dataset, fleets.build(options, dataset, 0), 0)
     evaluate.threads = threads
-    fast = evaluate(learner.w.clone())
-    learner.chain = None
-    slow = evaluate(learner.w.clone())
+    fast = evaluate(flat_model.w.clone())
+    flat_model.chain = None
+    slow = evaluate(flat_model.w.clone())
     assert fast == pytest.approx(slow, rel=1e-5)
     assert fast["test_accuracy"] == slow["test_accuracy"]
 
@@ -108,9 +108,9 @@ def test_as_close_to_the_truth_as_autograd(sizes: tuple[int, ...], batch: int) -
     x, y = torch.randn(3 * batch, sizes[0]), torch.randint(sizes[-1], (3 * batch,))
     truth = by_autograd(deepcopy(module).double(), x, y, batch, lr=0.1)
     theirs = by_autograd(deepcopy(module), x, y, batch, lr=0.1)
-    learner = Learner(module)
-    descend(learner, x, y, batch, lr=0.1)
-    found = learner.w.double()
+    flat_model = FlatModel(module)
+    local_sgd(flat_model, x, y, batch, lr=0.1)
+    found = flat_model.w.double()
     assert (found - truth).norm() <= 2 * (theirs - truth).norm() + 1e-7
     assert (found - truth).abs().max() < 1e-6
 
@@ -119,12 +119,12 @@ def test_as_close_to_the_truth_as_autograd(sizes: tuple[int, ...], batch: int) -
 @pytest.mark.parametrize("shape", [(784, 200), (200, 10), (9, 10), (101, 100)])
 def test_small_steps_are_not_lost(shape: tuple[int, int]) -> None:
     """Thirty terms, each too small to change a weight, together change it."""
-    learner = Learner(network(*shape))
-    learner.w.fill_(1.0)
+    flat_model = FlatModel(network(*shape))
+    flat_model.w.fill_(1.0)
     y = torch.zeros(30, dtype=torch.int64)
-    descend(learner, torch.full((30, shape[0]), 1e-2), y, 30, lr=1e-4)  # towards class 0: 30 terms of about 3e-8
+    local_sgd(flat_model, torch.full((30, shape[0]), 1e-2), y, 30, lr=1e-4)  # towards class 0: 30 terms of about 3e-8
     expected = 1e-6 * (1 - 1 / shape[1])
-    assert learner.w[: shape[0]].double().sub(1).mean().item() == pytest.approx(expected, abs=6e-8)
+    assert flat_model.w[: shape[0]].double().sub(1).mean().item() == pytest.approx(expected, abs=6e-8)
 
 
 @needs_compiler
@@ -139,25 +139,25 @@ def test_drift_is_added_after_every_step(sizes: tuple[int, ...]) -> None:
 def test_gradients_are_as_close_to_the_truth_as_autograds(model: str) -> None:
     torch.manual_seed(0)
     module = models.build(model, (3, 9, 7), 10, seed=0)
-    learner, plain, truth = Learner(module), by_torch(module), deepcopy(module).double()
+    flat_model, plain, truth = FlatModel(module), by_torch(module), deepcopy(module).double()
     for batch in (7, 1, 30, 7):
         x, y = torch.randn(batch, 3, 9, 7), torch.randint(10, (batch,))
-        before = learner.w.clone()
-        learner.differentiate(x, y)
-        plain.differentiate(x, y)
-        assert torch.equal(learner.w, before)
+        before = flat_model.w.clone()
+        flat_model.compute_gradient(x, y)
+        plain.compute_gradient(x, y)
+        assert torch.equal(flat_model.w, before)
         slopes = torch.autograd.grad(F.cross_entropy(truth(x.double()), y), list(truth.parameters()))
         exact = torch.cat([slope.flatten() for slope in slopes])
-        assert (learner.gradient - exact).norm() <= 2 * (plain.gradient - exact).norm() + 1e-7
+        assert (flat_model.gradient - exact).norm() <= 2 * (plain.gradient - exact).norm() + 1e-7
 
 
 @needs_compiler
 def test_what_is_not_a_number_stays_that() -> None:
     """A run that diverges must be seen to."""
-    learner = Learner(network(8, 6, 3))
-    learner.w[0] = float("nan")
-    descend(learner, torch.ones(4, 8), torch.zeros(4, dtype=torch.int64), 4, lr=0.1)
-    assert not torch.isfinite(learner.w[-3:]).any(), "it has gone through every layer"
+    flat_model = FlatModel(network(8, 6, 3))
+    flat_model.w[0] = float("nan")
+    local_sgd(flat_model, torch.ones(4, 8), torch.zeros(4, dtype=torch.int64), 4, lr=0.1)
+    assert not torch.isfinite(flat_model.w[-3:]).any(), "it has gone through every layer"
 
 
 @needs_compiler
@@ -207,7 +207,7 @@ def test_averages_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> No
 @needs_compiler
 def test_our_models_are_chains() -> None:
     for model in (models.MLP, models.Logistic):
-        assert Learner(model((1, 8, 8), 10)).chain is not None
+        assert FlatModel(model((1, 8, 8), 10)).chain is not None
 
 
 class Own(nn.Sequential):
@@ -248,7 +248,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_not_a_chain_is_left_to_autograd(name: str) -> None:
-    assert Learner(OTHERS[name]()).chain is None
+    assert FlatModel(OTHERS[name]()).chain is None
 
 
 EXPERIMENT = fedcluster.Experiment(
@@ -337,13 +337,13 @@ def test_wide_layers_find_what_torch_finds(batch: int) -> None:
     """Rows that would be a power of two apart, and a batch for which tiles are grouped."""
     torch.manual_seed(0)
     sizes = nn.Linear(30, 512), nn.ReLU(), nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 5)
-    learner = Learner(nn.Sequential(*sizes))
-    assert learner.chain is not None
+    flat_model = FlatModel(nn.Sequential(*sizes))
+    assert flat_model.chain is not None
     plain = by_torch(nn.Sequential(*sizes))
     x, y = torch.randn(batch, 30), torch.randint(5, (batch,))
-    learner.differentiate(x, y)
-    plain.differentiate(x, y)
-    torch.testing.assert_close(learner.gradient, plain.gradient, rtol=1e-4, atol=1e-6)
+    flat_model.compute_gradient(x, y)
+    plain.compute_gradient(x, y)
+    torch.testing.assert_close(flat_model.gradient, plain.gradient, rtol=1e-4, atol=1e-6)
 
 
 def damaged(content: bytes, how: str) -> bytes:
@@ -379,8 +379,8 @@ def test_a_run_with_a_damaged_library_finds_what_it_should(anew: Path, tmp_path:
 import sys
 from pathlib import Path
 import fedcluster
-from fedcluster import build, compiled
-from fedcluster.display import Display
+from fedcluster.models.kernels import build, library as compiled
+from fedcluster.runs.progress import Display
 build.FLAGS[0] = "-O0"
 from tests.models.test_network import EXPERIMENT
 fedcluster.run(EXPERIMENT, sys.argv[1], display=Display())

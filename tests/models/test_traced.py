@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcluster.models import flat_model as learners
+from fedcluster.models import flat_model as flat_models
 from fedcluster.models import zoo as models
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.kernels import traced as programs
 from tests.models.test_network import by_torch
 
@@ -16,7 +16,7 @@ from tests.models.test_network import by_torch
 @pytest.fixture(autouse=True)
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the first batch, after a trial of one batch that is always won."""
-    monkeypatch.setattr(learners, "WORTH_A_PROGRAM", 1)
+    monkeypatch.setattr(flat_models, "WORTH_A_PROGRAM", 1)
     monkeypatch.setattr(programs, "BATCHES", 1)
     monkeypatch.setattr(programs, "FASTER", 1e9)
     torch.manual_seed(0)
@@ -30,12 +30,12 @@ def test_gradients_are_the_same_to_the_bit(name: str, shape: tuple[int, ...]) ->
     for step in range(4):
         x, y = torch.randn(6, *shape), torch.randint(10, (6,))
         plain.programs.clear()
-        plain.differentiate(x, y)
-        traced.differentiate(x, y)
+        plain.compute_gradient(x, y)
+        traced.compute_gradient(x, y)
         assert torch.equal(plain.gradient, traced.gradient)
         assert traced.programs, step
-        for learner in (plain, traced):
-            learner.w[: learner.size].add_(learner.gradient, alpha=-0.1)
+        for flat_model in (plain, traced):
+            flat_model.w[: flat_model.size].add_(flat_model.gradient, alpha=-0.1)
 
 
 class DependsOnData(nn.Module):
@@ -57,19 +57,19 @@ class DependsOnData(nn.Module):
     ids=["dropout", "running statistics", "depends on data"],
 )
 def test_what_cannot_be_a_straight_line_is_left_to_autograd(make: Callable[[], nn.Module]) -> None:
-    learner = Learner(make())
-    learner.module.train()
+    flat_model = FlatModel(make())
+    flat_model.module.train()
     for _ in range(3):
-        learner.differentiate(torch.randn(6, 4), torch.randint(3, (6,)))
-    assert not learner.programs
-    assert learner.gradient.abs().sum() > 0
+        flat_model.compute_gradient(torch.randn(6, 4), torch.randint(3, (6,)))
+    assert not flat_model.programs
+    assert flat_model.gradient.abs().sum() > 0
 
 
 def test_a_new_shape_of_batch_gets_its_own_program() -> None:
-    learner = by_torch(models.build("logistic", (4,), 3, seed=0))
+    flat_model = by_torch(models.build("logistic", (4,), 3, seed=0))
     for rows in (5, 7, 5, 7):
-        learner.differentiate(torch.randn(rows, 4), torch.randint(3, (rows,)))
-    assert set(learner.programs) == {torch.Size((5, 4)), torch.Size((7, 4))}
+        flat_model.compute_gradient(torch.randn(rows, 4), torch.randint(3, (rows,)))
+    assert set(flat_model.programs) == {torch.Size((5, 4)), torch.Size((7, 4))}
 
 
 class Fickle(nn.Module):
@@ -87,23 +87,23 @@ class Fickle(nn.Module):
 
 def test_a_program_that_fails_its_trial_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "BATCHES", 10)
-    learner, plain = Learner(Fickle()), Learner(Fickle())
-    plain.load(learner.w)
+    flat_model, plain = FlatModel(Fickle()), FlatModel(Fickle())
+    plain.load(flat_model.w)
     for _ in range(12):
         x, y = torch.randn(6, 4), torch.randint(3, (6,))
-        learner.differentiate(x, y)
+        flat_model.compute_gradient(x, y)
         plain.gradient.zero_()
         with torch.enable_grad():
             plain.objective(plain.module, x, y).backward()  # type: ignore[no-untyped-call]
-        assert torch.equal(learner.gradient, plain.gradient)
-    assert learner.trials
-    assert not learner.programs
+        assert torch.equal(flat_model.gradient, plain.gradient)
+    assert flat_model.trials
+    assert not flat_model.programs
 
 
 def test_a_program_that_is_not_faster_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "FASTER", 0.0)
-    learner = by_torch(models.build("logistic", (4,), 3, seed=0))
+    flat_model = by_torch(models.build("logistic", (4,), 3, seed=0))
     for _ in range(3):
-        learner.differentiate(torch.randn(5, 4), torch.randint(3, (5,)))
-    assert learner.trials
-    assert not learner.programs
+        flat_model.compute_gradient(torch.randn(5, 4), torch.randint(3, (5,)))
+    assert flat_model.trials
+    assert not flat_model.programs

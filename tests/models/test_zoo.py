@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fedcluster.errors import BadExperiment
 from fedcluster.models import zoo as models
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from fedcluster.models.flat_model import Learner
 )
 def test_sizes(name: str, shape: tuple[int, ...], parameters: int) -> None:
     module = models.build(name, shape, 10, seed=0)
-    assert Learner(module).parameters == parameters
+    assert FlatModel(module).parameters == parameters
     assert module(torch.zeros(2, *shape)).shape == (2, 10)
 
 
@@ -61,12 +61,12 @@ def test_pictures_are_asked_for_by_name() -> None:
 
 
 def test_the_learner_moves_between_vectors_and_names() -> None:
-    learner = Learner(models.build("cnn", (1, 8, 8), 4, seed=1))
-    named = learner.named(learner.w)
-    assert named.keys() == dict(learner.module.named_parameters()).keys()
-    assert torch.equal(learner.vector(named), learner.w)
-    learner.load(torch.zeros_like(learner.w))
-    assert all((p == 0).all() for p in learner.module.parameters())
+    flat_model = FlatModel(models.build("cnn", (1, 8, 8), 4, seed=1))
+    named = flat_model.named(flat_model.w)
+    assert named.keys() == dict(flat_model.module.named_parameters()).keys()
+    assert torch.equal(flat_model.vector(named), flat_model.w)
+    flat_model.load(torch.zeros_like(flat_model.w))
+    assert all((p == 0).all() for p in flat_model.module.parameters())
 
 
 def test_the_start_depends_on_the_seed_alone() -> None:

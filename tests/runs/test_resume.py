@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ from fedcluster.algorithms.scaffold import Scaffold
 from fedcluster.errors import BadRun
 from fedcluster.runs import checkpoint
 from fedcluster.runs import metrics as record
+from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.progress import Display
 from fedcluster.training import evaluation as evaluate
+from fedcluster.training.loop import train
+from fedcluster.training.setup import prepare
 
 KEYS: dict[str, Any] = {
     "rounds": 6,
@@ -68,8 +72,8 @@ def test_saving_often_changes_nothing(whole: Path, tmp_path: Path, save_always: 
 VICTIM = """
 import os, signal, sys, threading
 import fedcluster
-from fedcluster import files, record
-from fedcluster.display import Display
+from fedcluster import files; from fedcluster.runs import metrics as record
+from fedcluster.runs.progress import Display
 record.SAVE_EVERY = 0.0
 kill_at, calls = int(sys.argv[2]), 0
 real = {name: getattr(os, name) for name in ("fsync", "replace")}
@@ -247,7 +251,7 @@ def test_resuming_a_finished_run_does_nothing(whole: Path) -> None:
 
 
 def test_a_changed_experiment_is_refused_by_key(stopped: Path) -> None:
-    changed = EXPERIMENT.with_(**{"local.lr": 0.5, "rounds": 9})
+    changed = EXPERIMENT.override(**{"local.lr": 0.5, "rounds": 9})
     with pytest.raises(BadRun, match=r"local\.lr \(was 0\.01, now 0\.5\), rounds \(was 6, now 9\)"):
         fedcluster.run(changed, stopped, resume=True, display=Display())
 
@@ -280,7 +284,7 @@ def test_one_process_at_a_time(stopped: Path) -> None:
 
 def test_a_checkpoint_of_another_run_is_refused(stopped: Path, tmp_path: Path, save_always: None) -> None:
     """The same shapes, another rate: nothing in the tensors tells them apart."""
-    other = EXPERIMENT.with_(**{"local.lr": 0.5})
+    other = EXPERIMENT.override(**{"local.lr": 0.5})
     fedcluster.run(other, tmp_path / "other", display=Display())
     before = contents(stopped, "experiment.toml", "run.json")
     shutil.rmtree(stopped / "checkpoint")
@@ -297,7 +301,7 @@ def contents(folder: Path, *names: str) -> list[bytes]:
 @pytest.mark.parametrize("resume", [False, True])
 def test_without_its_experiment_a_folder_still_belongs_to_its_run(resume: bool, stopped: Path) -> None:
     (stopped / "experiment.toml").unlink()
-    other = EXPERIMENT.with_(**{"local.lr": 0.5})
+    other = EXPERIMENT.override(**{"local.lr": 0.5})
     refused = "holds a run of another experiment" if resume else "already holds a run"
     with pytest.raises(BadRun, match=refused):
         fedcluster.run(other, stopped, resume=resume, display=Display())
@@ -330,7 +334,7 @@ def test_an_altered_record_is_refused(name: str, damage: str, stopped: Path, tmp
         content = bytearray(path.read_bytes())
         content[60] ^= 1
     else:
-        fedcluster.run(EXPERIMENT.with_(seed=7), tmp_path / "other", display=Display())
+        fedcluster.run(EXPERIMENT.override(seed=7), tmp_path / "other", display=Display())
         content = bytearray((tmp_path / "other" / name).read_bytes())
     path.write_bytes(content)
     tensors = {path: path.read_bytes() for path in (stopped / "checkpoint").iterdir()}
@@ -432,7 +436,7 @@ def other_rule() -> Any:
 @pytest.mark.parametrize("other", [rule(0.25), other_rule()])
 def test_another_function_of_the_same_name_is_refused(other: Any, tmp_path: Path) -> None:
     def described(algorithm: Any) -> fedcluster.Experiment:
-        return EXPERIMENT.with_(**{"rounds": 1, "local.algorithm": algorithm})
+        return EXPERIMENT.override(**{"rounds": 1, "local.algorithm": algorithm})
 
     fedcluster.run(described(rule(0.5)), tmp_path, display=Display())
     fedcluster.run(described(rule(0.5)), tmp_path, resume=True, display=Display())
@@ -442,7 +446,7 @@ def test_another_function_of_the_same_name_is_refused(other: Any, tmp_path: Path
 
 def test_an_interrupted_run_has_lost_no_whole_cycle(tmp_path: Path) -> None:
     """Interrupted in the middle of a cycle, long before the next checkpoint is due."""
-    experiment = EXPERIMENT.with_(**{"local.algorithm": "scaffold", "local.optimizer": "sgd"})
+    experiment = EXPERIMENT.override(**{"local.algorithm": "scaffold", "local.optimizer": "sgd"})
     fedcluster.run(experiment, tmp_path / "whole", display=Display())
     real, trained = Scaffold.train, list[int]()
 
@@ -460,3 +464,27 @@ def test_an_interrupted_run_has_lost_no_whole_cycle(tmp_path: Path) -> None:
     assert path.stem == "00000002-000001"
     fedcluster.run(experiment, tmp_path / "run", resume=True, display=Display())
     assert essence(tmp_path / "run") == essence(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("every_round", [True, False])
+def test_a_checkpoint_follows_every_round_where_devices_depend_on_it(
+    every_round: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device of a federation keeps its state from before and after its latest cycle. Were the server to resume from
+    more than a round ago, the device would have to begin anew."""
+    saved: list[int] = []
+    monkeypatch.setattr(record.checkpoint, "store", lambda folder, state, *rest: saved.append(state.round))
+    monkeypatch.setattr(record, "SAVE_EVERY", 1e9)
+    small = fedcluster.Experiment(
+        rounds=4,
+        fleet={"devices": 6, "samples": 10},
+        clusters={"count": 2, "participation": 1.0},
+        model={"name": "logistic"},
+        local={"algorithm": "scaffold", "steps": 2},
+    )
+    setup = prepare(small, Display())
+    recorder = record.Recorder(tmp_path, Display(), Ledger(setup.devices))
+    recorder.save_every_round = every_round
+    with closing(recorder):
+        train(setup, recorder, setup.start)
+    assert saved == ([1, 2, 3, 4] if every_round else [])

@@ -20,7 +20,7 @@ from fedcluster.state import Message
 from fedcluster.training import loop as training
 from fedcluster.training import setup as prepare
 from fedcluster.training.acceptance import UNSENT, Update, accept
-from fedcluster.training.executors.in_process import InProcess, Memory
+from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
 CYCLE = Cycle(round=4, cycle=1, cluster=0, cohort=np.array([2, 5, 7]), weights=np.array([0.1, 0.2, 0.3]))
 FORM = {"model": torch.zeros(3)}
@@ -69,8 +69,8 @@ class Attacked(InProcess):
     nonsense: tuple[int, ...] = (0, 1, 2)
     silent: tuple[int, ...] = (3, 4)
 
-    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
-        for honest in super().train(cycle, received, exchange, memory):
+    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+        for honest in super().train(cycle, received, phase, device_states):
             if honest.device in self.nonsense:
                 yield Update(
                     honest.device, honest.round, honest.cycle, {"model": honest.message["model"] * float("nan")}
@@ -95,7 +95,7 @@ def attacked(described: fedcluster.Experiment, kind: type[InProcess]) -> tuple[t
     setup = prepare.prepare(described, Display())
     old = setup.executor
     assert isinstance(old, InProcess)
-    executor = kind(old.algorithm, old.learner, old.dataset, setup.fleet, old.options, old.seed)
+    executor = kind(old.algorithm, old.flat_model, old.dataset, setup.fleet, old.options, old.seed)
     object.__setattr__(setup, "executor", executor)
     recorder = Recorder(None, Display(), Ledger(setup.devices))
     return training.train(setup, recorder, setup.start).model, recorder
@@ -103,9 +103,9 @@ def attacked(described: fedcluster.Experiment, kind: type[InProcess]) -> tuple[t
 
 def test_the_model_is_the_average_of_those_who_are_left() -> None:
     class OnlyHonest(InProcess):
-        def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
+        def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
             gone = Attacked.nonsense + Attacked.silent
-            return (u for u in super().train(cycle, received, exchange, memory) if u.device not in gone)
+            return (u for u in super().train(cycle, received, phase, device_states) if u.device not in gone)
 
     model, recorder = attacked(experiment(), Attacked)
     honest, _ = attacked(experiment(), OnlyHonest)
@@ -120,8 +120,8 @@ def test_the_model_is_the_average_of_those_who_are_left() -> None:
 
 def test_a_cycle_without_updates_leaves_the_model() -> None:
     class DarkCluster(InProcess):
-        def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
-            return super().train(cycle, received, exchange, memory) if cycle.cluster == 0 else iter(())
+        def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+            return super().train(cycle, received, phase, device_states) if cycle.cluster == 0 else iter(())
 
     _, recorder = attacked(experiment(), DarkCluster)
     assert recorder.history[-1]["aggregations"] == 2  # of four cycles
@@ -131,26 +131,26 @@ def test_a_round_in_which_every_cycle_fails_is_taken_again_from_where_it_began(t
     """With SCAFFOLD, whose devices keep something. In the second round one device answers where two are needed, and the
     others cannot be reached; then all are back."""
 
-    class Away(InProcess):
+    class ServerUnavailable(InProcess):
         left = 2  # cycles
 
-        def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
+        def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
             if cycle.round != 1 or not self.left:
-                yield from super().train(cycle, received, exchange, memory)
+                yield from super().train(cycle, received, phase, device_states)
                 return
             self.left -= 1
             here = cycle.cohort[: 1 - cycle.cycle]
             for k in cycle.cohort[len(here) :].tolist():
                 yield Update(k, cycle.round, cycle.cycle, UNSENT)
-            yield from super().train(replace(cycle, cohort=here), received, exchange, memory)
+            yield from super().train(replace(cycle, cohort=here), received, phase, device_states)
 
-    described = experiment().with_(**{"local.algorithm": "scaffold"})
+    described = experiment().override(**{"local.algorithm": "scaffold"})
     states, recorders = [], []
-    for kind in (InProcess, Away):
+    for kind in (InProcess, ServerUnavailable):
         setup = replace(prepare.prepare(described, Display()), min_updates=2)
         old = setup.executor
         assert isinstance(old, InProcess)
-        executor = kind(old.algorithm, old.learner, old.dataset, setup.fleet, old.options, old.seed)
+        executor = kind(old.algorithm, old.flat_model, old.dataset, setup.fleet, old.options, old.seed)
         (tmp_path / kind.__name__).mkdir()
         recorders.append(Recorder(tmp_path / kind.__name__, Display(), Ledger(setup.devices)))
         with closing(recorders[-1]):

@@ -23,7 +23,7 @@ from fedcluster.training import loop as training
 from fedcluster.training import norm_bound as norms
 from fedcluster.training import setup as prepare
 from fedcluster.training.acceptance import Update
-from fedcluster.training.executors.in_process import InProcess, Memory
+from fedcluster.training.executors.in_process import DeviceStates, InProcess
 from fedcluster.training.norm_bound import Norms
 
 EXPERIMENT = fedcluster.Experiment(
@@ -95,8 +95,8 @@ class Poisoned(InProcess):
 
     poison: Any = None
 
-    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
-        for honest in super().train(cycle, received, exchange, memory):
+    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+        for honest in super().train(cycle, received, phase, device_states):
             message = type(self).poison(honest, cycle) or honest.message
             yield Update(honest.device, honest.round, honest.cycle, message)
 
@@ -106,7 +106,7 @@ def poisoned(experiment: fedcluster.Experiment, poison: Any) -> tuple[State, Rec
     old = setup.executor
     assert isinstance(old, InProcess)
     kind = type("Kind", (Poisoned,), {"poison": staticmethod(poison)})
-    executor = kind(old.algorithm, old.learner, old.dataset, setup.fleet, old.options, old.seed)
+    executor = kind(old.algorithm, old.flat_model, old.dataset, setup.fleet, old.options, old.seed)
     object.__setattr__(setup, "executor", executor)
     recorder = Recorder(None, display, Ledger(setup.devices))
     with training.repeatable():
@@ -141,7 +141,7 @@ def huge(honest: Update, cycle: Cycle) -> Message | None:
     ],
 )
 def test_a_millionfold_update_is_refused_and_harms_nothing(round: int, local: dict[str, Any], part: str) -> None:
-    experiment = EXPERIMENT.with_(**{f"local.{key}": value for key, value in local.items()})
+    experiment = EXPERIMENT.override(**{f"local.{key}": value for key, value in local.items()})
     _, recorder, said = poisoned(experiment, scaled(round, part))
     honest = fedcluster.run(experiment, display=Display()).history
     ((found, ((device, why),)),) = [
@@ -154,7 +154,7 @@ def test_a_millionfold_update_is_refused_and_harms_nothing(round: int, local: di
 
 
 def test_alone_in_its_round_a_device_that_is_refused_does_not_end_the_run() -> None:
-    experiment = EXPERIMENT.with_(**{"clusters.count": 1, "clusters.participation": 0.1, "rounds": 12})
+    experiment = EXPERIMENT.override(**{"clusters.count": 1, "clusters.participation": 0.1, "rounds": 12})
 
     def poison(honest: Update, cycle: Cycle) -> Message | None:
         return {"model": torch.full_like(honest.message["model"], 3.3e38)} if honest.device == 3 else None
@@ -168,7 +168,7 @@ def test_alone_in_its_round_a_device_that_is_refused_does_not_end_the_run() -> N
 
 def test_without_a_bound_a_cycle_whose_result_is_not_finite_is_undone() -> None:
     """The server's optimizer squares the movement, which float32 cannot hold."""
-    experiment = EXPERIMENT.with_(**{"accept.norm_bound": "off", "server.optimizer": "adam", "server.lr": 0.1})
+    experiment = EXPERIMENT.override(**{"accept.norm_bound": "off", "server.optimizer": "adam", "server.lr": 0.1})
     state, recorder, said = poisoned(experiment, huge)
     (turn,) = [turn for turn in recorder.cycles.lines if "undone" in turn]
     assert (turn["round"], turn["changed"], turn["refused"]) == (2, False, 0)
@@ -181,7 +181,7 @@ def test_without_a_bound_a_cycle_whose_result_is_not_finite_is_undone() -> None:
 
 def test_honest_devices_are_not_refused_when_most_have_nothing_left_to_learn() -> None:
     """Near convergence some move hundreds of times as far as the median."""
-    experiment = EXPERIMENT.with_(
+    experiment = EXPERIMENT.override(
         **{
             "rounds": 60,
             "fleet": {"devices": 60, "samples": 5, "partition": "iid"},
@@ -200,7 +200,7 @@ def test_what_was_stored_of_a_diverged_round_is_forgotten(tmp_path: Path, monkey
     and resumed it begins that round anew. This time the device is honest."""
     monkeypatch.setattr(record, "SAVE_EVERY", 0.0)
     monkeypatch.setattr(record, "SAVE_SHARE", 0)
-    experiment = EXPERIMENT.with_(**{"accept.norm_bound": "off", "clusters.count": 3, "model.name": "mlp"})
+    experiment = EXPERIMENT.override(**{"accept.norm_bound": "off", "clusters.count": 3, "model.name": "mlp"})
     train = InProcess.train
 
     def bad(self: InProcess, cycle: Cycle, *arguments: Any) -> Iterator[Update]:

@@ -26,7 +26,7 @@ from tests.analysis.test_compare import SMALL
 from tests.conftest import until
 
 ROOT = Path(__file__).parents[2]
-LONG = SMALL.with_(**{"rounds": 100_000, "model.name": "mlp"})
+LONG = SMALL.override(**{"rounds": 100_000, "model.name": "mlp"})
 SAID = "what is written is whole, and --resume goes on from it"
 
 
@@ -74,7 +74,7 @@ def test_sigterm_saves_and_says_so(name: str, tmp_path: Path) -> None:
 
 
 def test_sigterm_ends_a_server_that_waits_for_devices(tmp_path: Path) -> None:
-    (tmp_path / "long.toml").write_text(LONG.with_(data={"name": "devices"}).to_toml())
+    (tmp_path / "long.toml").write_text(LONG.override(data={"name": "devices"}).to_toml())
     words = "--insecure", "--listen", "127.0.0.1:0", "--out", tmp_path / "out"
     process = start("-m", "fedcluster", "serve", tmp_path / "long.toml", *words)
     assert process.stdout is not None
@@ -88,7 +88,10 @@ def test_sigterm_ends_a_server_that_waits_for_devices(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["run", "compare"])
 def test_an_interrupt_while_processes_start_prints_no_traceback(name: str, tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_text(LONG.to_toml())
-    eager = "from fedcluster import workers, cli; workers.WORTH_STARTING, workers.may_fork = 0.0, bool; cli.main()"
+    eager = """from fedcluster import cli
+from fedcluster.training.executors import processes
+processes.WORTH_STARTING, processes.may_fork = 0.0, bool
+cli.main()"""
     options = ["--workers", "2"] if name == "run" else []
     process = start("-c", eager, name, tmp_path / "long.toml", "--out", tmp_path / "out", *options)
     until(lambda: children(process) or process.poll() is not None)
@@ -112,7 +115,7 @@ def test_nothing_trains_on_when_compare_is_killed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def jobs() -> list[Job]:
-    return [Job(f"seed{seed}", SMALL.with_(rounds=60, seed=seed)) for seed in (0, 1)]
+    return [Job(f"seed{seed}", SMALL.override(rounds=60, seed=seed)) for seed in (0, 1)]
 
 
 def test_the_run_of_a_killed_process_goes_on_in_another(
@@ -151,8 +154,8 @@ def test_processes_that_are_always_killed_end_in_a_sentence(
 UNGUARDED = """
 import sys, time
 import fedcluster
-from fedcluster import workers
-from fedcluster.display import Display
+from fedcluster.training.executors import processes as workers
+from fedcluster.runs.progress import Display
 workers.WORTH_STARTING = 0.0
 workers.may_fork = lambda: False
 
@@ -194,7 +197,7 @@ def test_a_comparison_without_a_main_guard_is_refused(tmp_path: Path) -> None:
 def test_a_worker_that_computes_differently_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "WORTH_STARTING", 0.0)
     monkeypatch.setattr(workers, "may_fork", lambda: False)
-    experiment = SMALL.with_(**{"rounds": 100_000, "model.name": "tests.rank_faults:without_a_compiler"})
+    experiment = SMALL.override(**{"rounds": 100_000, "model.name": "tests.rank_faults:without_a_compiler"})
     with pytest.raises(NotAlike, match="a worker trains with torch steps and this process with compiled ones"):
         fedcluster.run(experiment, tmp_path / "run", display=Display(), workers=2)
     assert checkpoint.names(tmp_path / "run" / "checkpoint")
@@ -206,7 +209,7 @@ def drops(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def test_runs_in_two_threads_find_what_one_finds() -> None:
-    experiment = SMALL.with_(**{"rounds": 5, "model.name": drops})
+    experiment = SMALL.override(**{"rounds": 5, "model.name": drops})
     results = list[dict[str, torch.Tensor]]()
 
     def run() -> None:

@@ -58,16 +58,16 @@ def test_every_algorithm_can_be_stacked(algorithm: str, tmp_path: Path) -> None:
 def test_stacks_are_cut_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = fedcluster.run(described(), display=Display(), cohorts="stacked")
     counts: list[int] = []
-    real = stacked.Stacked.learner
+    real = stacked.Stacked.flat_model
 
-    def learner(self: stacked.Stacked, count: int) -> stacked.StackedLearner:
+    def flat_model(self: stacked.Stacked, count: int) -> stacked.StackedModel:
         counts.append(count)
         return real(self, count)
 
     setup = prepare.prepare(described(), Display())
     assert isinstance(setup.executor, InProcess)
     monkeypatch.setattr(stacked, "ROOM", 4 * stacked.weight(setup.executor))
-    monkeypatch.setattr(stacked.Stacked, "learner", learner)
+    monkeypatch.setattr(stacked.Stacked, "flat_model", flat_model)
     cut = fedcluster.run(described(), display=Display(), cohorts="stacked")
     assert set(counts) == {4, 2}  # cohorts of six
     for found, expected in zip(cut.model.parameters(), whole.model.parameters(), strict=True):

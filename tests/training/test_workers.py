@@ -67,7 +67,7 @@ class Watch(Display):
 
     def round(self, line: dict[str, Any]) -> None:
         (crew,) = self.crew
-        crew.muster()
+        crew.start_all()
         if line["round"] in self.kill:
             os.kill(crew.workers[0].process.pid, signal.SIGKILL)
 
@@ -105,7 +105,7 @@ def test_a_process_with_another_thread_does_not_fork(monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 def test_forked_workers_end_with_their_run_and_leave_its_folder_free(tmp_path: Path) -> None:
     file, out = tmp_path / "experiment.toml", tmp_path / "run"
-    file.write_text(EXPERIMENT.with_(rounds=100_000).to_toml())
+    file.write_text(EXPERIMENT.override(rounds=100_000).to_toml())
     words = [sys.executable, "-m", "fedcluster", "run", str(file), "--out", str(out), "--workers", "3"]
     process = subprocess.Popen(
         words, cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -152,13 +152,13 @@ PARENT = os.getppid() if os.environ.get("FEDCLUSTER_TEST_PARENT") else os.getpid
 
 def test_a_failure_inside_a_worker_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDCLUSTER_TEST_PARENT", "1")
-    experiment = EXPERIMENT.with_(**{"local.algorithm": fails})
+    experiment = EXPERIMENT.override(**{"local.algorithm": fails})
     with pytest.raises(RuntimeError, match="a defect of one's own"):
         fedcluster.run(experiment, display=Watch(monkeypatch), workers=2)
 
 
 def test_what_cannot_be_sent_is_trained_here() -> None:
-    experiment = EXPERIMENT.with_(**{"rounds": 1, "local.algorithm": lambda gradient, w, received: None})
+    experiment = EXPERIMENT.override(**{"rounds": 1, "local.algorithm": lambda gradient, w, received: None})
 
     class Remember(Display):
         said = ""

@@ -41,19 +41,19 @@ def average_and_total(weighted: Iterable[tuple[float, Message]], like: Message) 
         weights += weight + GRID - GRID
     total[-1] = weights
     if ranks.is_initialized():
-        add_up(total)
+        all_reduce(total)
     share = float(total[-1])
     return ({name: sum_.div_(share).to(torch.float32) for name, sum_ in sums.items()}, share) if share > 0 else None
 
 
-def add_up(total: Tensor) -> None:
+def all_reduce(total: Tensor) -> None:
     """The sum over all ranks, in place."""
-    with meeting():
+    with collective():
         ranks.all_reduce(total)
 
 
 @contextmanager
-def meeting() -> Iterator[None]:
+def collective() -> Iterator[None]:
     """All ranks at once: one that does not come is lost."""
     try:
         yield

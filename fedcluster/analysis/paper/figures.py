@@ -115,4 +115,4 @@ def experiment(panel: Panel, curve: Curve, scale: str, rates: str, seed: int) ->
         keys |= {"method": "centralized", "clusters.count": 10}
     if curve.method == "control":
         keys |= {"clusters.method": "redrawn"}
-    return Experiment().with_(**keys)
+    return Experiment().override(**keys)

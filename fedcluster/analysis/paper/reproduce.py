@@ -141,7 +141,7 @@ def job(described: Experiment) -> Job:
 
 
 def with_rate(described: Experiment, lr: float | None) -> Experiment:
-    return described if lr is None else described.with_(**{"local.lr": lr})
+    return described if lr is None else described.override(**{"local.lr": lr})
 
 
 def tune(
@@ -179,7 +179,7 @@ def forecast(jobs: list[Job], out: Path, workers: int) -> str:
         described = one.experiment
         kind = (str(described.data.name), described.local.optimizer)
         if kind not in cost:
-            cost[kind] = seconds_a_round(described.with_(method="fedcluster"))
+            cost[kind] = seconds_a_round(described.override(method="fedcluster"))
         seconds += cost[kind] * described.rounds
     return f"{len(left)} runs to do, about {duration(seconds / workers)} on {workers} process{'es' * (workers > 1)}"
 

@@ -47,7 +47,7 @@ def contributions(fleet: Fleet, features: Floats | None) -> Floats:
 
 def label_shares(fleet: Fleet) -> Floats:
     """The share of each class in each device's samples."""
-    counts = np.stack([fleet.mix(k) for k in range(len(fleet))]).astype(np.float64)
+    counts = np.stack([fleet.label_counts(k) for k in range(len(fleet))]).astype(np.float64)
     return np.asarray(counts / counts.sum(axis=1, keepdims=True))
 
 

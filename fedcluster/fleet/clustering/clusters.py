@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Clusters as Options
-from fedcluster.experiment import found
-from fedcluster.fleet.clustering import anticlustering as anticluster
+from fedcluster.experiment import import_object
+from fedcluster.fleet.clustering import anticlustering
 from fedcluster.fleet.clustering.slots import Timetable, timetable
 from fedcluster.fleet.fleet import Fleet, Floats, Ints
 from fedcluster.inputs import located, read_bytes
@@ -103,13 +103,13 @@ def build(options: Options, fleet: Fleet, seed: int, features: Floats | None = N
         case "availability":
             clustering = availability
         case "balanced":
-            clustering = partial(anticluster.balanced, features=features)
+            clustering = partial(anticlustering.balanced, features=features)
         case "similar":
-            clustering = partial(anticluster.similar, features=features)
+            clustering = partial(anticlustering.similar, features=features)
         case "file":
             clustering = file
         case str() as name:
-            clustering = found(name, "fleet", "rng", "options")
+            clustering = import_object(name, "fleet", "rng", "options")
         case function:
             clustering = function
     given = np.asarray(clustering(fleet, stream(seed, "clusters", round), options))

@@ -16,59 +16,61 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed
 
-from fedcluster.algorithms.aggregation.mean import add_up, meeting
+from fedcluster.algorithms.aggregation.mean import all_reduce, collective
 from fedcluster.errors import NotAlike
 from fedcluster.fleet.fleet import Floats, Ints
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.state import Message, State, Time
 from fedcluster.training.acceptance import ELSEWHERE, Update
-from fedcluster.training.executors.in_process import InProcess, Memory
+from fedcluster.training.executors.in_process import DeviceStates, InProcess
 from fedcluster.training.norm_bound import WINDOW
 
 
-class Ranks:
+class Distributed:
     """Trains every world-size-th device of a cohort; the others are trained elsewhere."""
 
     def __init__(self, here: InProcess) -> None:
         self.here = here
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
 
-    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
+    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
         message: Message
         for number, device in enumerate(cycle.cohort.tolist()):
             message = ELSEWHERE
             if number % self.world == self.rank:
                 place = (cycle.round, cycle.cycle, device)
-                message, kept = self.here.train_device(exchange, place, received, memory.get(device))
+                message, kept = self.here.train_device(phase, place, received, device_states.get(device))
                 if kept:
-                    memory[device] = kept
+                    device_states[device] = kept
             yield Update(device, cycle.round, cycle.cycle, message)
-        for number, device in enumerate(cycle.cohort.tolist() if self.here.new else []):
-            memory[device] = hand_round(memory.get(device, self.here.new), number % self.world)
+        for number, device in enumerate(cycle.cohort.tolist() if self.here.initial_device_state else []):
+            device_states[device] = broadcast_tensors(
+                device_states.get(device, self.here.initial_device_state), number % self.world
+            )
 
     def close(self) -> None:
         pass
 
 
-def among_ranks() -> bool:
+def is_distributed() -> bool:
     """Whether torchrun has started us, with others."""
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def restarts() -> int:
+def restart_count() -> int:
     """How often torchrun has started us anew, because a rank was lost."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @contextmanager
-def joined(device: str) -> Iterator[None]:
+def process_group(device: str) -> Iterator[None]:
     """Among the ranks, where there are any."""
-    if not among_ranks():
+    if not is_distributed():
         yield
         return
     store, rank, world = next(distributed.rendezvous("env://"))  # type: ignore[attr-defined]
     # torchrun's store remembers the rank that was lost: begin on a clean page
-    attempt = distributed.PrefixStore(f"attempt {restarts()}", store)  # type: ignore[attr-defined]
+    attempt = distributed.PrefixStore(f"attempt {restart_count()}", store)  # type: ignore[attr-defined]
     backend = "nccl" if device.startswith("cuda") else "gloo"
     distributed.init_process_group(backend, store=attempt, rank=rank, world_size=world)
     try:
@@ -77,11 +79,11 @@ def joined(device: str) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-def leading() -> bool:
-    return not among_ranks() or os.environ["RANK"] == "0"
+def is_main_rank() -> bool:
+    return not is_distributed() or os.environ["RANK"] == "0"
 
 
-def agree(state: State, new: Message) -> State:
+def broadcast_state(state: State, initial_device_state: Message) -> State:
     """Everybody goes on from where rank 0 is. `new` is what a device that has not taken part keeps."""
     if not distributed.is_initialized():
         return state
@@ -92,13 +94,15 @@ def agree(state: State, new: Message) -> State:
     known = torch.tensor(sorted(state.devices) or [0] * count, dtype=torch.int64, device=state.model.device)
     if count:
         distributed.broadcast(known, 0)
-    memory = {device: hand_round(state.devices.get(device, new), 0) for device in known.tolist()}
-    kept = hand_round({"model": state.model} | state.server, 0)
-    norms = {name: recent_medians(medians, state.model) for name, medians in state.norms.items()}
-    return State(kept.pop("model"), kept, memory, round, cycle, Time(*time), state.size, norms)
+    device_states = {
+        device: broadcast_tensors(state.devices.get(device, initial_device_state), 0) for device in known.tolist()
+    }
+    kept = broadcast_tensors({"model": state.model} | state.server, 0)
+    norms = {name: broadcast_medians(medians, state.model) for name, medians in state.norms.items()}
+    return State(kept.pop("model"), kept, device_states, round, cycle, Time(*time), state.size, norms)
 
 
-def recent_medians(medians: tuple[float, ...], like: Tensor) -> tuple[float, ...]:
+def broadcast_medians(medians: tuple[float, ...], like: Tensor) -> tuple[float, ...]:
     """Rank 0's."""
     table = torch.full((WINDOW,), -1.0, dtype=torch.float64)
     table[: len(medians)] = torch.tensor(medians, dtype=torch.float64)
@@ -107,63 +111,65 @@ def recent_medians(medians: tuple[float, ...], like: Tensor) -> tuple[float, ...
     return tuple(median for median in table.tolist() if median >= 0)
 
 
-def of_all(kept: dict[int, dict[str, float]], cohort: Ints, form: Message) -> dict[int, dict[str, float]]:
+def all_gather_norms(
+    kept: dict[int, dict[str, float]], cohort: Ints, upload_spec: Message
+) -> dict[int, dict[str, float]]:
     """The norms of the updates that any rank has accepted. Every device is one rank's, so that the sum is exact."""
-    if not distributed.is_initialized() or not form:
+    if not distributed.is_initialized() or not upload_spec:
         return kept
-    table = torch.zeros(len(cohort), 1 + len(form), dtype=torch.float64)
+    table = torch.zeros(len(cohort), 1 + len(upload_spec), dtype=torch.float64)
     for row, device in enumerate(cohort.tolist()):
         if device in kept:
-            table[row] = torch.tensor([1.0, *(kept[device][name] for name in form)], dtype=torch.float64)
-    table = table.to(next(iter(form.values())).device)
-    add_up(table)
+            table[row] = torch.tensor([1.0, *(kept[device][name] for name in upload_spec)], dtype=torch.float64)
+    table = table.to(next(iter(upload_spec.values())).device)
+    all_reduce(table)
     rows = zip(cohort.tolist(), table.tolist(), strict=True)
-    return {device: dict(zip(form, norms, strict=True)) for device, (accepted, *norms) in rows if accepted}
+    return {device: dict(zip(upload_spec, norms, strict=True)) for device, (accepted, *norms) in rows if accepted}
 
 
-def hand_round(message: Message, source: int) -> Message:
+def broadcast_tensors(message: Message, source: int) -> Message:
     """What `source` has under these names."""
     copies = {name: tensor.clone() for name, tensor in message.items()}
-    with meeting():
+    with collective():
         for tensor in copies.values():
             distributed.broadcast(tensor, source)
     return copies
 
 
-def from_rank_0(rows: Floats) -> Floats:
+def broadcast_array(rows: Floats) -> Floats:
     """Rank 0's numbers for everybody: another machine may round otherwise."""
     if not distributed.is_initialized():
         return rows
-    numbers = torch.from_numpy(rows).to(meeting_place())
+    numbers = torch.from_numpy(rows).to(collective_device())
     distributed.broadcast(numbers, 0)
     return numbers.cpu().numpy()
 
 
-def anywhere(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def all_reduce_any(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which of the flags are set on any rank."""
     if not distributed.is_initialized():
         return flags
-    counts = torch.from_numpy(flags.astype(np.int64)).to(meeting_place())
-    add_up(counts)
+    counts = torch.from_numpy(flags.astype(np.int64)).to(collective_device())
+    all_reduce(counts)
     return counts.cpu().numpy() > 0
 
 
-def everywhere(number: int) -> int:
+def all_reduce_sum(number: int) -> int:
     """The sum of a number over all ranks."""
     if not distributed.is_initialized():
         return number
-    total = torch.tensor([number], device=meeting_place())
-    add_up(total)
+    total = torch.tensor([number], device=collective_device())
+    all_reduce(total)
     return int(total)
 
 
-def gathered(text: str) -> list[str]:
+def all_gather_text(text: str) -> list[str]:
     """What every rank says, in the order of the ranks."""
     if not distributed.is_initialized():
         return [text]
-    place, ours = meeting_place(), text.encode()
+    place, ours = collective_device(), text.encode()
     sizes = [torch.zeros(1, dtype=torch.int64, device=place) for _ in range(distributed.get_world_size())]
-    with meeting():
+    with collective():
         distributed.all_gather(sizes, torch.tensor([len(ours)], device=place))
         longest = max(int(size) for size in sizes)
         padded = torch.tensor(list(ours.ljust(longest)), dtype=torch.uint8, device=place)
@@ -172,9 +178,9 @@ def gathered(text: str) -> list[str]:
     return [bytes(said[: int(size)].tolist()).decode() for said, size in zip(all_of_them, sizes, strict=True)]
 
 
-def check_alike(facts: dict[str, str]) -> None:
+def check_ranks_match(facts: dict[str, str]) -> None:
     """That all ranks train the same thing in the same way; those that do not would spoil it in silence."""
-    said = [json.loads(text) for text in gathered(json.dumps(facts))]
+    said = [json.loads(text) for text in all_gather_text(json.dumps(facts))]
     for rank, theirs in enumerate(said):
         other = [name for name, value in said[0].items() if theirs.get(name) != value]
         if other:
@@ -185,5 +191,5 @@ def check_alike(facts: dict[str, str]) -> None:
             )
 
 
-def meeting_place() -> str:
+def collective_device() -> str:
     return "cuda" if distributed.get_backend() == "nccl" else "cpu"

@@ -10,20 +10,20 @@ from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Local
 from fedcluster.fleet.fleet import Fleet
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.models.flat_model import Learner
+from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches
 from fedcluster.state import Message
 from fedcluster.training.acceptance import Update, finite
 
 MOST_DRAWN = 2**27  # a gigabyte of places in the training set
-Memory = dict[int, Message]
+DeviceStates = dict[int, Message]
 """What devices keep, by device; executors read it and renew it."""
 
 
 class Executor(Protocol):
     """`received` is everything that the cohort was sent in this cycle, by this exchange and by those before it."""
 
-    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]: ...
+    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]: ...
     def close(self) -> None: ...
 
 
@@ -41,33 +41,39 @@ class InProcess:
     """One device after the other, in this process, in the order of the cohort."""
 
     def __init__(
-        self, algorithm: FedAvg, learner: Learner, dataset: Dataset, fleet: Fleet, options: Local, seed: int
+        self, algorithm: FedAvg, flat_model: FlatModel, dataset: Dataset, fleet: Fleet, options: Local, seed: int
     ) -> None:
-        self.algorithm, self.learner, self.dataset, self.options, self.seed = algorithm, learner, dataset, options, seed
+        self.algorithm, self.flat_model, self.dataset, self.options, self.seed = (
+            algorithm,
+            flat_model,
+            dataset,
+            options,
+            seed,
+        )
         check_work(options, fleet)
-        if learner.chain is not None:
-            learner.chain.check(dataset.y_train)
-        self.exchanges = algorithm.exchanges
-        self.new = algorithm.device_memory(learner.w, learner.size)
-        self.rows = lru_cache(maxsize=4096)(fleet.draw)
+        if flat_model.chain is not None:
+            flat_model.chain.check(dataset.y_train)
+        self.phases = algorithm.phases
+        self.initial_device_state = algorithm.initial_device_state(flat_model.w, flat_model.size)
+        self.rows = lru_cache(maxsize=4096)(fleet.sample_indices)
 
-    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
+    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
         for device in cycle.cohort.tolist():
             place = (cycle.round, cycle.cycle, device)
-            message, kept = self.train_device(exchange, place, received, memory.get(device))
+            message, kept = self.train_device(phase, place, received, device_states.get(device))
             if kept:
-                memory[device] = kept
+                device_states[device] = kept
             yield Update(device, cycle.round, cycle.cycle, message)
 
     def train_device(
-        self, exchange: int, place: tuple[int, int, int], received: Message, memory: Message | None
+        self, phase: int, place: tuple[int, int, int], received: Message, device_states: Message | None
     ) -> tuple[Message, Message]:
         """What one device makes of the broadcast: what it sends, and what it keeps. A device that went astray
         keeps what it had."""
         batches = Batches(self.dataset, self.rows(place[2]), self.options, self.seed, place)
-        before = self.new if memory is None else memory
+        before = self.initial_device_state if device_states is None else device_states
         kept = dict(before)
-        message = self.exchanges[exchange].train(self.learner, received, batches, kept)
+        message = self.phases[phase].train(self.flat_model, received, batches, kept)
         return message, kept if all(finite(tensor) for tensor in kept.values()) else before
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ from fedcluster.processes import GUARD, UNGUARDED, deaf_to_interrupts
 from fedcluster.runs.progress import Display
 from fedcluster.state import Message, State
 from fedcluster.training.acceptance import Update
-from fedcluster.training.executors.in_process import InProcess, Memory
+from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
 AHEAD = 2  # devices that a worker holds: one that it trains, one that waits so that it need not
 REPLACEMENTS = 3  # workers started anew, for each that there is, before we go on with fewer
@@ -54,7 +54,7 @@ class Rooms:
 
     received: Message
     sent: Message
-    memory: Message
+    device_states: Message
 
 
 class Ready(NamedTuple):
@@ -85,9 +85,9 @@ class Workers:
         self.slots = (AHEAD + 1) * count
         self.rooms: list[Rooms] = []
         received: Message = {}
-        for exchange in here.exchanges:
-            received |= exchange.broadcast(start)
-            sent, kept = shared(self.slots, exchange.form(start)), shared(self.slots, here.new)
+        for phase in here.phases:
+            received |= phase.broadcast(start)
+            sent, kept = shared(self.slots, phase.upload_spec(start)), shared(self.slots, here.initial_device_state)
             self.rooms.append(Rooms(shared(1, received), sent, kept))
         self.to_start, self.spare, self.cycles = count - 1, REPLACEMENTS * count, cycles
         self.workers: list[Worker] = []
@@ -115,7 +115,7 @@ class Workers:
         theirs.close()
         self.workers.append(Worker(process, ours))
 
-    def muster(self) -> None:
+    def start_all(self) -> None:
         """Start everyone and wait until all are ready: for measurements, which are not about starting."""
         while self.to_start:
             self.to_start -= 1
@@ -123,42 +123,46 @@ class Workers:
         while not all(worker.ready for worker in self.workers):
             self.listen(set())
 
-    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
+    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
         began = time.perf_counter()
-        self.cycles -= exchange == 0
+        self.cycles -= phase == 0
         self.listen(set(), timeout=0)
         if any(worker.ready for worker in self.workers):
-            yield from self.train_together(cycle, received, exchange, memory)
+            yield from self.train_together(cycle, received, phase, device_states)
         else:
-            yield from self.here.train(cycle, received, exchange, memory)
+            yield from self.here.train(cycle, received, phase, device_states)
         while self.to_start and (time.perf_counter() - began) * self.cycles >= WORTH_STARTING:
             self.to_start -= 1
             self.start()
 
-    def train_together(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
-        rooms = self.rooms[exchange]
+    def train_together(
+        self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates
+    ) -> Iterator[Update]:
+        rooms = self.rooms[phase]
         put(received, rooms.received, 0)
         places = [(cycle.round, cycle.cycle, device) for device in cycle.cohort.tolist()]
         waiting, done, ours = deque(range(len(places))), set[int](), dict[int, tuple[Message, Message]]()
         for first, (_, _, device) in enumerate(places):
             while first not in done and first not in ours:
-                self.hand_out(waiting, places, exchange, memory, first)
+                self.dispatch(waiting, places, phase, device_states, first)
                 if waiting and waiting[0] < first + self.slots:
                     mine = waiting.popleft()
-                    own = memory.get(places[mine][2])
-                    ours[mine] = self.here.train_device(exchange, places[mine], received, own)
+                    own = device_states.get(places[mine][2])
+                    ours[mine] = self.here.train_device(phase, places[mine], received, own)
                     timeout: float | None = 0
                 else:
                     timeout = None
                 waiting.extendleft(sorted(self.listen(done, timeout), reverse=True))
             slot = first % self.slots
-            there = take(rooms.sent, slot), take(rooms.memory, slot)
+            there = take(rooms.sent, slot), take(rooms.device_states, slot)
             message, kept = ours.pop(first, there)
             if kept:
-                memory[device] = {name: tensor.clone() for name, tensor in kept.items()}
+                device_states[device] = {name: tensor.clone() for name, tensor in kept.items()}
             yield Update(device, cycle.round, cycle.cycle, message)
 
-    def hand_out(self, waiting: deque[int], places: list[Place], exchange: int, memory: Memory, first: int) -> None:
+    def dispatch(
+        self, waiting: deque[int], places: list[Place], phase: int, device_states: DeviceStates, first: int
+    ) -> None:
         """Give every free worker the next device, as long as its update has a slot to go to; what a worker gets
         ahead of time must leave one for ourselves."""
         for hand in range(AHEAD):
@@ -168,9 +172,13 @@ class Workers:
                     place = waiting.popleft()
                     worker.holds.append(place)
                     slot = place % self.slots
-                    put(memory.get(places[place][2], self.here.new), self.rooms[exchange].memory, slot)
+                    put(
+                        device_states.get(places[place][2], self.here.initial_device_state),
+                        self.rooms[phase].device_states,
+                        slot,
+                    )
                     with suppress(OSError):  # if it has just died, listen will find out
-                        worker.line.send((exchange, places[place], slot))
+                        worker.line.send((phase, places[place], slot))
 
     def listen(self, done: set[int], timeout: float | None = None) -> list[int]:
         """Note who is ready and what is done; places of a worker that died come back."""
@@ -182,7 +190,7 @@ class Workers:
                 said = worker.line.recv()
             except (EOFError, OSError):
                 returned += worker.holds
-                self.bury(worker)
+                self.replace_worker(worker)
                 continue
             if isinstance(said, Exception):
                 self.close()
@@ -195,16 +203,16 @@ class Workers:
 
     def greet(self, worker: Worker, arithmetic: str) -> None:
         """A worker is ready, and trains with the arithmetic that it names."""
-        if arithmetic != self.here.learner.arithmetic:
+        if arithmetic != self.here.flat_model.arithmetic:
             self.close()
             raise NotAlike(
-                f"a worker trains with {arithmetic} steps and this process with {self.here.learner.arithmetic} ones, "
-                "and mixed they make a model that neither would: see that the compiled library in the cache "
+                f"a worker trains with {arithmetic} steps and this process with {self.here.flat_model.arithmetic} "
+                "ones, and mixed they make a model that neither would: see that the compiled library in the cache "
                 "($FEDCLUSTER_CACHE) is whole and a C compiler is there, and go on with --resume"
             )
         worker.ready = True
 
-    def bury(self, worker: Worker) -> None:
+    def replace_worker(self, worker: Worker) -> None:
         self.workers.remove(worker)
         worker.line.close()
         worker.process.join()
@@ -274,14 +282,14 @@ def work(line: Connection, rooms: list[Rooms], build: Callable[[], InProcess]) -
     torch.set_num_threads(1)
     try:
         executor = build()
-        line.send(Ready(executor.learner.arithmetic))
+        line.send(Ready(executor.flat_model.arithmetic))
         while True:
-            exchange, place, slot = line.recv()
-            room = rooms[exchange]
-            received, memory = take(room.received, 0), take(room.memory, slot)
-            message, kept = executor.train_device(exchange, place, received, memory)
+            phase, place, slot = line.recv()
+            room = rooms[phase]
+            received, device_states = take(room.received, 0), take(room.device_states, slot)
+            message, kept = executor.train_device(phase, place, received, device_states)
             put(message, room.sent, slot)
-            put(kept, room.memory, slot)
+            put(kept, room.device_states, slot)
             line.send("done")
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
@@ -291,11 +299,11 @@ def work(line: Connection, rooms: list[Rooms], build: Callable[[], InProcess]) -
         line.send(RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
 
 
-def shared(count: int, form: Message) -> Message:
+def shared(count: int, upload_spec: Message) -> Message:
     """Room for `count` messages of this form, in memory that processes share."""
     return {
         name: torch.zeros(count, *tensor.shape, dtype=tensor.dtype).share_memory_()  # type: ignore[no-untyped-call]
-        for name, tensor in form.items()
+        for name, tensor in upload_spec.items()
     }
 
 

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.models.flat_model import Learner, Loss
+from fedcluster.models.flat_model import FlatModel, Loss
 from fedcluster.models.local_sgd import Batches
 from fedcluster.state import Message
 from fedcluster.training.acceptance import Update
-from fedcluster.training.executors.in_process import InProcess, Memory
+from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
 ROOM = 256 * 2**20  # bytes of a stack on a CPU; on a GPU it is half of what is free
 TOLERANCE = 1e-4  # of a stacked gradient, relative to the largest number in it
 COPIES = 6  # vectors as long as the model that a device in a stack needs: w, its gradient, moments
 
 
-class StackedLearner(Learner):
+class StackedModel(FlatModel):
     """A learner whose w has a row for each of several devices."""
 
-    def __init__(self, one: Learner, count: int) -> None:
+    def __init__(self, one: FlatModel, count: int) -> None:
         self.module, self.objective, self.size, self.chain = one.module, one.objective, one.size, None
         self.counters, self.noise = {}, []  # a model that counts or draws random numbers cannot be stacked
         self.w = one.w.repeat(count, 1)
@@ -40,7 +40,7 @@ class StackedLearner(Learner):
     def load(self, w: Tensor) -> None:
         self.w.copy_(w)
 
-    def differentiate(self, x: Tensor, y: Tensor) -> None:
+    def compute_gradient(self, x: Tensor, y: Tensor) -> None:
         self.batch = x, y
         self.gradient.copy_(self.gradients(self.w, x, y)[:, : self.size])
 
@@ -74,10 +74,10 @@ class Stacked:
 
     def __init__(self, here: InProcess) -> None:
         self.here = here
-        self.most = room(here.learner.device) // weight(here)
-        self.learners: dict[int, StackedLearner] = {}
+        self.most = room(here.flat_model.device) // weight(here)
+        self.flat_models: dict[int, StackedModel] = {}
 
-    def train(self, cycle: Cycle, received: Message, exchange: int, memory: Memory) -> Iterator[Update]:
+    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
         here = self.here
         places = [(cycle.round, cycle.cycle, device) for device in cycle.cohort.tolist()]
         batches = {k: Batches(here.dataset, here.rows(k), here.options, here.seed, (j, K, k)) for j, K, k in places}
@@ -89,21 +89,21 @@ class Stacked:
             devices = list(group)
             for start in range(0, len(devices), max(1, self.most)):
                 chunk = devices[start : start + max(1, self.most)]
-                kept = [memory.get(device, here.new) for device in chunk]
-                memories = {name: torch.stack([one[name] for one in kept]) for name in here.new}
+                kept = [device_states.get(device, here.initial_device_state) for device in chunk]
+                memories = {name: torch.stack([one[name] for one in kept]) for name in here.initial_device_state}
                 together = StackedBatches([batches[device] for device in chunk])
-                sent = here.exchanges[exchange].train(self.learner(len(chunk)), received, together, memories)
+                sent = here.phases[phase].train(self.flat_model(len(chunk)), received, together, memories)
                 for row, device in enumerate(chunk):
                     mine = {name: rows[row].clone() for name, rows in memories.items()}
                     if mine and all(bool(torch.isfinite(tensor).all()) for tensor in mine.values()):
-                        memory[device] = mine
+                        device_states[device] = mine
                     message = {name: rows[row] for name, rows in sent.items()}
                     yield Update(device, cycle.round, cycle.cycle, message)
 
-    def learner(self, count: int) -> StackedLearner:
-        if count not in self.learners:
-            self.learners[count] = StackedLearner(self.here.learner, count)
-        return self.learners[count]
+    def flat_model(self, count: int) -> StackedModel:
+        if count not in self.flat_models:
+            self.flat_models[count] = StackedModel(self.here.flat_model, count)
+        return self.flat_models[count]
 
     def close(self) -> None:
         pass
@@ -124,10 +124,10 @@ def weight(here: InProcess) -> int:
 
     x, y = sample(here)
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        here.learner.objective(here.learner.module, x[0], y[0])
+        here.flat_model.objective(here.flat_model.module, x[0], y[0])
     per_sample = saved // len(y[0])
     size = len(here.rows(0)) if here.options.batch == "full" else here.options.batch
-    return COPIES * here.learner.w.numel() * 4 + 2 * per_sample * size
+    return COPIES * here.flat_model.w.numel() * 4 + 2 * per_sample * size
 
 
 def sample(here: InProcess) -> tuple[Tensor, Tensor]:
@@ -135,25 +135,25 @@ def sample(here: InProcess) -> tuple[Tensor, Tensor]:
     rows = here.rows(0)
     batches = Batches(here.dataset, rows, here.options, here.seed, (0, 0, 0))
     x, y = stack_of([batches.gather(np.resize(half, 16)) for half in (rows, rows[::-1])])
-    return x.to(here.learner.device), y.to(here.learner.device)
+    return x.to(here.flat_model.device), y.to(here.flat_model.device)
 
 
 def stackable(here: InProcess) -> str | None:
     """Why this model cannot be trained in stacks; None when it can, which is tried."""
-    learner = here.learner
-    if learner.size < learner.w.numel():
+    flat_model = here.flat_model
+    if flat_model.size < flat_model.w.numel():
         return "it has weights that are not trained, or running statistics"
     x, y = sample(here)
-    together = StackedLearner(learner, len(x))
-    learner.module.train()
+    together = StackedModel(flat_model, len(x))
+    flat_model.module.train()
     try:
-        together.differentiate(x, y)
+        together.compute_gradient(x, y)
     except Exception as error:  # a module may do anything
         return str(error).splitlines()[0][:120]
     for row in range(len(x)):
-        learner.differentiate(x[row], y[row])
-        difference = (together.gradient[row] - learner.gradient).abs().max()
-        if difference > TOLERANCE * learner.gradient.abs().max():
+        flat_model.compute_gradient(x[row], y[row])
+        difference = (together.gradient[row] - flat_model.gradient).abs().max()
+        if difference > TOLERANCE * flat_model.gradient.abs().max():
             return f"its gradients come out differently, by {float(difference):.1e}"
     return None
 
@@ -177,4 +177,4 @@ def seconds(executor: InProcess | Stacked, cycle: Cycle, start: Message) -> floa
 
 
 def executor_device(executor: InProcess | Stacked) -> torch.device:
-    return (executor.here if isinstance(executor, Stacked) else executor).learner.device
+    return (executor.here if isinstance(executor, Stacked) else executor).flat_model.device
