@@ -473,7 +473,7 @@ def test_a_checkpoint_follows_every_round_where_devices_depend_on_it(
     """A device of a federation keeps its state from before and after its latest cycle. Were the server to resume from
     more than a round ago, the device would have to begin anew."""
     saved: list[int] = []
-    monkeypatch.setattr(record.checkpoint, "store", lambda folder, state, *rest: saved.append(state.round))
+    monkeypatch.setattr(checkpoint, "store", lambda folder, state, *rest: saved.append(state.round))
     monkeypatch.setattr(record, "SAVE_EVERY", 1e9)
     small = fedcluster.Experiment(
         rounds=4,
