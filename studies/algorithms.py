@@ -21,10 +21,10 @@ from typing import Any
 from running import run
 
 from fedcluster.analysis.jobs import Job
-from fedcluster.analysis.plots import canvas, save
 from fedcluster.analysis.tuning import best, missing, rate
 from fedcluster.errors import Diverged
 from fedcluster.experiment import ALGORITHMS, Experiment
+from fedcluster.runs.plots import canvas, save
 from fedcluster.training.executors.processes import cores
 
 ROOT = Path(__file__).parent.parent

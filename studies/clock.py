@@ -18,10 +18,10 @@ from typing import Any
 from running import run
 
 from fedcluster.analysis.jobs import Job
-from fedcluster.analysis.plots import canvas, save
 from fedcluster.errors import Diverged
 from fedcluster.experiment import Experiment, load
 from fedcluster.runs.metrics import Line
+from fedcluster.runs.plots import canvas, save
 
 ROOT = Path(__file__).parent.parent
 TARGET, SEEDS, TUNING_SEED = 0.9, range(3), 1_000_003

@@ -26,19 +26,20 @@ from running import run
 from scipy import stats
 
 from fedcluster.allocator import keep_memory
+from fedcluster.analysis.heterogeneity import estimated
 from fedcluster.analysis.jobs import Job
 from fedcluster.analysis.paper.claims import interval, rounds_to
-from fedcluster.analysis.plots import canvas, save
 from fedcluster.data import sources
 from fedcluster.errors import Diverged
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
 from fedcluster.fleet import fleet
 from fedcluster.fleet.clustering import clusters
+from fedcluster.runs.plots import canvas, save
 from fedcluster.runs.progress import Display, suited
 from fedcluster.training.executors.processes import cores
 from fedcluster.training.setup import build_model
-from fedcluster.training.sketches import COPIES, estimated
+from fedcluster.training.sketches import COPIES
 from fedcluster.training.survey import gradient_sketches
 
 ROOT = Path(__file__).parent.parent

@@ -2,12 +2,10 @@
 
 import json
 import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -17,8 +15,10 @@ from fedcluster.fleet import fleet
 from fedcluster.flower import certificates
 from fedcluster.flower.superlink import free_port
 from tests.conftest import until as until
+from tests.forked import Forked
 
 ROOT = Path(__file__).parents[1]
+Process: TypeAlias = "subprocess.Popen[bytes] | Forked"
 
 
 def write_devices(experiment: fedcluster.Experiment, folder: Path) -> None:
@@ -36,8 +36,8 @@ class Federation:
 
     def __init__(self, folder: Path, experiment: fedcluster.Experiment) -> None:
         self.folder, self.experiment, self.port = folder, experiment, free_port()
-        self.devices: dict[str, subprocess.Popen[bytes]] = {}
-        self.others: list[subprocess.Popen[bytes]] = []
+        self.devices: dict[str, Process] = {}
+        self.others: list[Process] = []
         count = experiment.fleet.devices
         assert count is not None
         certificates.make(folder / "certificates", count, ["127.0.0.1", "localhost"])
@@ -47,11 +47,18 @@ class Federation:
     def server(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def start(self, name: str, *words: Any, **environment: str) -> "subprocess.Popen[bytes]":
+    def start(self, name: str, *words: Any, **environment: str) -> Process:
         """A command of ours, its output in a file of that name."""
-        return self.run(name, sys.executable, "-m", "fedcluster", *words, **environment)
+        return self.module("fedcluster", name, *words, **environment)
 
-    def run(self, name: str, *words: Any, **environment: str) -> "subprocess.Popen[bytes]":
+    def module(self, module: str, name: str, *words: Any, **environment: str) -> Process:
+        """`python -m module words`, forked from a process that has imported us: its imports are not what is tested."""
+        process = Forked(module, [*map(str, words)], self.folder, environment, self.folder / f"{name}.log")
+        self.others.append(process)
+        return process
+
+    def run(self, name: str, *words: Any, **environment: str) -> Process:
+        """Any command, in a new process."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [*map(str, words)],
@@ -68,9 +75,7 @@ class Federation:
         own = ["--device", device, "--data", f"{device}.npz", "--certificates", "certificates"]
         self.devices[str(device)] = self.start(f"device-{device}", "join", "--server", self.server, *own, *words)
 
-    def serve(
-        self, out: str, *words: Any, experiment: fedcluster.Experiment | None = None, **options: Any
-    ) -> "subprocess.Popen[bytes]":
+    def serve(self, out: str, *words: Any, experiment: fedcluster.Experiment | None = None, **options: Any) -> Process:
         file = self.folder / f"{out}.toml"
         file.write_text((experiment or self.experiment).to_toml())
         given = {"nodes": len(self.devices), "wait": 600, "deadline": 300} | options
@@ -79,7 +84,7 @@ class Federation:
             out, "serve", file, "--listen", self.server, "--certificates", "certificates", "--out", out, *spread, *words
         )
 
-    def finish(self, server: "subprocess.Popen[bytes]", out: str, seconds: float = 1200) -> str:
+    def finish(self, server: Process, out: str, seconds: float = 1200) -> str:
         """What the server said, once it is done."""
         try:
             code = server.wait(seconds)
@@ -109,6 +114,6 @@ class Federation:
             process.wait()
 
 
-def kill(process: "subprocess.Popen[bytes]") -> None:
-    os.kill(process.pid, signal.SIGKILL)
+def kill(process: Process) -> None:
+    process.kill()
     process.wait()

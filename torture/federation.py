@@ -15,14 +15,13 @@ import time
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
 
 import numpy as np
 
 import fedcluster
 from fedcluster.flower import certificates
 from fedcluster.runs.progress import Display
-from tests.federation import Federation, kill, until
+from tests.federation import Federation, Process, kill, until
 from torture.hostile import Hostile, Rng
 
 EXPERIMENT = fedcluster.Experiment(
@@ -38,7 +37,6 @@ HALF = EXPERIMENT.rounds  # of the cycles; the others are for what is done after
 GROWTH = 48 * 2**20  # bytes by which it may differ afterwards
 HANDLES = 16  # descriptors, likewise
 DEFECTS = ("failed runs", "other models", "tracebacks", "leaks", "let in")
-Server: TypeAlias = "subprocess.Popen[bytes]"
 
 
 class Campaign:
@@ -73,7 +71,7 @@ class Campaign:
         self.counts[f"runs, {kind}"] += 1
         self.judge(server, out, kind)
 
-    def siege(self, server: Server, out: str, rng: Rng, cycles: int) -> None:
+    def siege(self, server: Process, out: str, rng: Rng, cycles: int) -> None:
         """Hostile acts, one after the other, until so many cycles are done."""
         until(lambda: server.poll() is not None or self.federation.lines(out) != [], 300)
         end = time.monotonic() + 600
@@ -85,7 +83,7 @@ class Campaign:
                 self.defect("let in", f"{out}: {error}")
             self.counts[f"acts, {act.__name__}"] += 1
 
-    def compare(self, out: str, before: dict[int, tuple[int, int]], server: Server) -> None:
+    def compare(self, out: str, before: dict[int, tuple[int, int]], server: Process) -> None:
         """Strangers are gone within seconds; then nothing of them is left."""
         end, grown = time.monotonic() + 20, [""]
         while grown and server.poll() is None and time.monotonic() < end:
@@ -101,7 +99,7 @@ class Campaign:
         if grown:
             self.defect("leaks", f"{out}: {grown}")
 
-    def judge(self, server: Server, out: str, kind: str) -> None:
+    def judge(self, server: Process, out: str, kind: str) -> None:
         try:
             code: int | None = server.wait(600)
         except subprocess.TimeoutExpired:

@@ -20,8 +20,7 @@ import torch
 
 from fedcluster.algorithms.aggregation.mean import average
 from fedcluster.algorithms.fedavg import FedAvg
-from fedcluster.fleet.schedule import Cycle
-from fedcluster.models.local_sgd import steps_of
+from fedcluster.fleet.schedule import Cycle, steps_of
 from fedcluster.state import Message, State
 from fedcluster.training.acceptance import Accepted
 

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from fedcluster.algorithms.aggregation.mean import average
 from fedcluster.algorithms.fedavg import FedAvg
-from fedcluster.fleet.schedule import Cycle
+from fedcluster.fleet.schedule import Cycle, steps_of
 from fedcluster.models.flat_model import FlatModel
-from fedcluster.models.local_sgd import Batches, local_sgd, steps_of
+from fedcluster.models.local_sgd import Batches, local_sgd
 from fedcluster.state import Message, State
 from fedcluster.training.acceptance import Accepted
 

@@ -9,7 +9,6 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedcluster.analysis.jobs import Job, run_all
-from fedcluster.analysis.plots import LABELS, X, curves
 from fedcluster.analysis.tuning import best_rates
 from fedcluster.data import sources
 from fedcluster.errors import BadExperiment, BadRun, Diverged
@@ -20,6 +19,7 @@ from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.schedule import Schedule, taking_part
 from fedcluster.processes import leave_if_importing
 from fedcluster.runs.metrics import Line
+from fedcluster.runs.plots import LABELS, X, curves
 from fedcluster.runs.progress import Progress
 
 METHODS = ("fedavg", "fedcluster", "centralized")

@@ -115,3 +115,23 @@ def cohort_variance(vectors: Floats, weights: Floats, c: int, rng: Generator) ->
     spread = linear - linear.mean()
     slope = float(spread @ ratio / max(float(spread @ spread), 1e-300))
     return max(0.0, float(ratio.mean()) + slope * (delta - float(linear.mean())))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its standard error; 0 where it is exact."""
+
+    value: float
+    error: float
+
+
+def estimated(sketches: Floats, copies: int, weights: Floats, clusters: Clusters) -> tuple[Split, dict[str, Estimate]]:
+    """H_device, H_within and H_cluster from the sketches of all devices, with errors by how the copies differ."""
+    parts = np.split(sketches, copies, axis=1)
+    found = [split(part * copies**0.5, weights, clusters) for part in parts]
+    errors = {}
+    for name in ("device", "within", "cluster"):
+        values = np.array([getattr(one, name) for one in found])
+        error = values.std(ddof=1) / copies**0.5 if copies > 1 else 0.0
+        errors[name] = Estimate(float(values.mean()), float(error))
+    return Split(errors["device"].value, errors["within"].value, errors["cluster"].value), errors

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcluster.analysis.bound import Range
-from fedcluster.analysis.heterogeneity import cohort_variance, sampling_term, squares
+from fedcluster.analysis.heterogeneity import cohort_variance, estimated, sampling_term, squares
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Fleet, Floats, Ints
 from fedcluster.rng import stream
-from fedcluster.training.sketches import estimated
 from fedcluster.training.survey import Survey
 
 MANY = 2000  # devices that are surveyed one and all

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcluster.analysis.plots import canvas, heat, save
 from fedcluster.data import sources
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
 from fedcluster.fleet import fleet
 from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.fleet import Ints
+from fedcluster.runs.plots import canvas, heat, save
 from fedcluster.runs.progress import Display
 from fedcluster.training.setup import build_clusters
 

@@ -8,7 +8,6 @@ import numpy as np
 from scipy.sparse import coo_array
 
 from fedcluster.analysis.partition import clusters_table
-from fedcluster.analysis.plots import canvas, save
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Clusters as Options
 from fedcluster.experiment import Experiment
@@ -17,6 +16,7 @@ from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.fleet import Fleet, Floats, Ints, described
 from fedcluster.fleet.timezones import DAY
 from fedcluster.rng import stream
+from fedcluster.runs.plots import canvas, save
 
 BINS = 96  # quarters of an hour in the picture
 NIGHT = (22.0, 6.0)  # by the clock on the wall, where no trace says when devices are free

@@ -267,17 +267,18 @@ def analyze(
         if epsilon is not None and not 0 < epsilon < float("inf"):
             raise typer.BadParameter("--epsilon must be above 0, and finite")
         from fedcluster.analysis import analyze as analyses
+        from fedcluster.analysis import analyze_report
         from fedcluster.runs.directory import fresh
         from fedcluster.runs.progress import Spoken
         from fedcluster.training.executors.processes import cores
 
         found = analyses.analyze(described, at, epsilon, Spoken(), cores())
-        files = analyses.write(found, out or fresh(f"analyze-{experiment.stem}"))
-        for sentence in [*analyses.headline(found), *found.remarks]:
+        files = analyze_report.write(found, out or fresh(f"analyze-{experiment.stem}"))
+        for sentence in [*analyze_report.headline(found), *found.remarks]:
             typer.echo(sentence)
-        for table in analyses.points_tables(found):
+        for table in analyze_report.points_tables(found):
             report.show(report.ruled(*table))
-        report.show(report.ruled(*analyses.bounds_table(found)))
+        report.show(report.ruled(*analyze_report.bounds_table(found)))
         typer.echo("written: " + ", ".join(str(file) for file in files))
 
 
@@ -295,6 +296,7 @@ def advise(
 
         described = load(experiment, o)
         from fedcluster.analysis import advise as advisor
+        from fedcluster.analysis import advise_report
         from fedcluster.runs.directory import fresh
         from fedcluster.runs.progress import Spoken, stages
         from fedcluster.training.executors.processes import cores
@@ -306,12 +308,12 @@ def advise(
                 return advisor.run_pilots(described, counts, folder, cores(), progress)
 
         found = advisor.advise(described, Spoken(), run_pilots if pilot else None, cores())
-        files = advisor.write(found, described.clusters.participation, folder)
-        for sentence in [*found.remarks, *advisor.verdict(found, described.clusters.participation)]:
+        files = advise_report.write(found, described.clusters.participation, folder)
+        for sentence in [*found.remarks, *advise_report.verdict(found, described.clusters.participation)]:
             typer.echo(sentence)
-        report.show(report.ruled(*advisor.table(found.choices, str(described.clusters.method))))
+        report.show(report.ruled(*advise_report.table(found.choices, str(described.clusters.method))))
         if found.others:
-            report.show(report.ruled(*advisor.table(found.others, f"at M = {found.take}")))
+            report.show(report.ruled(*advise_report.table(found.others, f"at M = {found.take}")))
         typer.echo("written: " + ", ".join(str(file) for file in files))
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def outcomes_table(result: Comparison) -> Table:
-    from fedcluster.analysis.plots import LABELS, X
+    from fedcluster.runs.plots import LABELS, X
 
     what = X[result.x][0] if result.x in ("time", "bytes") else result.x
     columns = ["method", "M", "rate", "train loss", "test accuracy", f"{what} to loss {result.target:.3f}"]

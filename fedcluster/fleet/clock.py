@@ -22,8 +22,7 @@ from fedcluster.experiment import Clock as Options
 from fedcluster.experiment import Local
 from fedcluster.fleet.availability import FOREVER
 from fedcluster.fleet.fleet import Fleet, Ints
-from fedcluster.fleet.schedule import Cycle, Schedule
-from fedcluster.models.local_sgd import steps_of
+from fedcluster.fleet.schedule import Cycle, Schedule, steps_of
 from fedcluster.rng import stream
 from fedcluster.state import Time
 

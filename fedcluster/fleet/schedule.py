@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcluster.experiment import Clusters as Options
+from fedcluster.experiment import Local
 from fedcluster.fleet.clustering.clusters import Clusters, build
 from fedcluster.fleet.fleet import Fleet, Floats, Ints, name_of
 from fedcluster.rng import stream
@@ -21,6 +22,14 @@ class Cycle:
     cohort: Ints
     weights: Floats
     wanted: int = 0
+
+
+def steps_of(options: Local, seed: int, round: int, device: int) -> int:
+    """E, or where a range is given the device's own number for this round: server and device draw the same."""
+    if isinstance(options.steps, int):
+        return options.steps
+    least, most = options.steps
+    return int(stream(seed, "steps", round=round, device=device).integers(least, most + 1))
 
 
 def taking_part(participation: float, devices: int) -> int:

@@ -11,6 +11,7 @@ from fedcluster.data.dataset import Dataset
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Local
 from fedcluster.fleet.fleet import Ints
+from fedcluster.fleet.schedule import steps_of
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.optimizers import optimizer
 from fedcluster.rng import stream, torch_seed
@@ -63,14 +64,6 @@ class Batches:
     def gather(self, rows: Ints) -> tuple[Tensor, Tensor]:
         index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
         return self.dataset.inputs(self.dataset.x_train.index_select(0, index)), self.dataset.y_train[index]
-
-
-def steps_of(options: Local, seed: int, round: int, device: int) -> int:
-    """E, or where a range is given the device's own number for this round: server and device draw the same."""
-    if isinstance(options.steps, int):
-        return options.steps
-    least, most = options.steps
-    return int(stream(seed, "steps", round=round, device=device).integers(least, most + 1))
 
 
 @torch.no_grad()

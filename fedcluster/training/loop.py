@@ -17,7 +17,6 @@ from torch import nn
 import fedcluster
 from fedcluster.algorithms import phase_tensor_names
 from fedcluster.allocator import keep_memory
-from fedcluster.analysis.plots import curves
 from fedcluster.errors import BadExperiment, BadRun, BudgetExceeded, LostRank, LostServer, NotAlike
 from fedcluster.experiment import Experiment
 from fedcluster.processes import leave_if_importing
@@ -25,6 +24,7 @@ from fedcluster.runs import fingerprints as code
 from fedcluster.runs.directory import Folder
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Line, Recorder, read_lines
+from fedcluster.runs.plots import curves
 from fedcluster.runs.progress import Display, suited
 from fedcluster.state import State
 from fedcluster.training import divergence

@@ -9,15 +9,10 @@ estimate of a sum of squared distances such as H, their mean is the estimate and
 at most sqrt(2 / (COPIES * WIDTH)) of it, 3 %. A model with fewer numbers than that is its own sketch, without error.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcluster.analysis.heterogeneity import Split, split
-from fedcluster.fleet.clustering.clusters import Clusters
-from fedcluster.fleet.fleet import Floats
 from fedcluster.rng import stream
 
 COPIES, WIDTH = 8, 256
@@ -48,23 +43,3 @@ class Sketch:
             total.index_add_(0, places, gradient.cpu())
         signed = totals[:, : self.width] - totals[:, self.width :]
         return signed.reshape(-1).div_(self.copies**0.5)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value and its standard error; 0 where it is exact."""
-
-    value: float
-    error: float
-
-
-def estimated(sketches: Floats, copies: int, weights: Floats, clusters: Clusters) -> tuple[Split, dict[str, Estimate]]:
-    """H_device, H_within and H_cluster from the sketches of all devices, with errors by how the copies differ."""
-    parts = np.split(sketches, copies, axis=1)
-    found = [split(part * copies**0.5, weights, clusters) for part in parts]
-    errors = {}
-    for name in ("device", "within", "cluster"):
-        values = np.array([getattr(one, name) for one in found])
-        error = values.std(ddof=1) / copies**0.5 if copies > 1 else 0.0
-        errors[name] = Estimate(float(values.mean()), float(error))
-    return Split(errors["device"].value, errors["within"].value, errors["cluster"].value), errors

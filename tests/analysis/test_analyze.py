@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import fedcluster
-from fedcluster.analysis import advise, analyze
+from fedcluster.analysis import advise, advise_report, analyze
 from fedcluster.analysis.smoothness import smoothness
 from fedcluster.cli.tables import ruled
 from fedcluster.experiment import load
@@ -169,7 +169,7 @@ def test_the_tables_of_advice_fit_into_80_columns() -> None:
     at = [advise.Choice(f"M = {M}", M, **values, C=0.123456, C_cohort=0.234567, C_low=0.1) for M in (10, 1000)]
     other = [replace(at[0], name="balanced, by gradients"), replace(at[0], name="random")]
     for choices, first in ((at, "availability"), (at, "my.package.clusters:function"), (other, "at M = 1000")):
-        table = ruled(*advise.table(choices, first))
+        table = ruled(*advise_report.table(choices, first))
         assert Console(width=200).measure(table).maximum <= 80
 
 
@@ -234,7 +234,7 @@ def test_advise_without_pilots_says_so_and_leaves_out_what_is_impossible(write_e
     advice = advise.advise(experiment)
     assert [choice.M for choice in advice.choices] == [10, 20]  # two devices of each of ten classes
     assert "M = 1 is left out" in advice.remarks[0]
-    assert "--pilot checks it" in " ".join(advise.verdict(advice, 1.0))
+    assert "--pilot checks it" in " ".join(advise_report.verdict(advice, 1.0))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedcluster.analysis import heterogeneity
 from fedcluster.analysis import measures as measuring
 from fedcluster.analysis.bound import Range
+from fedcluster.analysis.heterogeneity import estimated
 from fedcluster.analysis.lanczos import Lanczos
 from fedcluster.analysis.measures import device_sample, largest_square
 from fedcluster.analysis.smoothness import hessian_product, smoothness
@@ -27,7 +28,7 @@ from fedcluster.models.local_sgd import Batches
 from fedcluster.models.zoo import AlexNet, Logistic
 from fedcluster.runs.progress import Display
 from fedcluster.training.loop import repeatable
-from fedcluster.training.sketches import Sketch, estimated
+from fedcluster.training.sketches import Sketch
 from fedcluster.training.survey import Survey, loss_and_gradient, single_gradients, square_deviations, survey
 from fedcluster.training.threads import in_order
 from tests.conftest import blobs

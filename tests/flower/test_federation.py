@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -170,8 +169,8 @@ def test_attackers_are_refused_by_name_and_change_nothing(twelve: Federation) ->
     attackers = {}
     for device, mode in MODES.items():
         twelve.devices.pop(device).terminate()
-        attacker = [sys.executable, "-m", "tests.attacker", mode, twelve.server, device, twelve.folder]
-        attackers[mode] = twelve.run(f"attacker-{mode}", *attacker)
+        words = (mode, twelve.server, device, twelve.folder)
+        attackers[mode] = twelve.module("tests.attacker", f"attacker-{mode}", *words)
     imposter = twelve.folder / "imposter"  # says that it is device 2, with the key of device 11
     shutil.copytree(twelve.folder / "certificates", imposter)
     twelve.devices.pop("11").terminate()

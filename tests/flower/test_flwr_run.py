@@ -3,7 +3,6 @@ the number of devices are those of this machine."""
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import fedcluster
 from fedcluster.flower.superlink import APP, QUIET, free_port
 from fedcluster.runs.progress import Display
-from tests.federation import ROOT, Federation, until
+from tests.federation import ROOT, Federation, Process, until
 
 pytestmark = pytest.mark.xdist_group("federation")
 
@@ -47,7 +46,7 @@ class Documented:
         text = text.replace("0.0.0.0", "127.0.0.1").replace(" fedcluster/flower/app ", f" {APP} ")
         return text.replace("nodes=8", "nodes=2")
 
-    def start(self, name: str, begins: str, device: int = 0, *more: object) -> "subprocess.Popen[bytes]":
+    def start(self, name: str, begins: str, device: int = 0, *more: object) -> Process:
         """The command that begins with these words."""
         (command,) = [one for one in self.commands if one.startswith(begins)]
         text = self.here(command.replace("\\\n", " "))
@@ -55,7 +54,7 @@ class Documented:
         words = shlex.split(text.replace('device="0"', f'device="{device}"'))
         return self.federation.run(name, SCRIPTS / words[0], *words[1:], *more, **self.environment)
 
-    def done(self, name: str, process: "subprocess.Popen[bytes]") -> str:
+    def done(self, name: str, process: Process) -> str:
         assert process.wait(600) == 0, self.federation.said(name)
         said = self.federation.said(name)
         assert f"({self.federation.server})" in said

@@ -37,15 +37,20 @@ def save(figure: Any, path: Path) -> None:
 
 def log_scale(ax: Any) -> None:
     """A logarithmic y-axis for what is drawn, with plain numbers at it: few of them where it spans much."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
     ax.set_yscale("log")
     low, high = ax.get_ylim()
     decades = np.log10(high / low)
     steps = (1,) if decades > 2.5 else (1, 2, 5) if decades > 0.7 else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
-    ax.yaxis.set_major_locator(LogLocator(subs=steps))
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    log_ticks(ax.yaxis, steps)
+
+
+def log_ticks(axis: Any, steps: tuple[float, ...]) -> None:
+    """Ticks of a logarithmic axis at these multiples of the powers of ten, labelled with plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 # what curves can be drawn over: its label, and its value in a line of metrics
