@@ -160,7 +160,7 @@ def test_a_round_in_which_every_cycle_fails_is_taken_again_from_where_it_began(t
     assert torch.equal(torch.stack(kept[0]), torch.stack(kept[1]))
     turns = [[(turn["round"], turn["cycle"], turn["changed"]) for turn in one.cycles.lines] for one in recorders]
     assert turns[1] == turns[0] == [(1, 0, True), (1, 1, True), (2, 0, True), (2, 1, True)]
-    assert read_lines(tmp_path / "Away/cycles.jsonl") == recorders[1].cycles.lines
+    assert read_lines(tmp_path / "ServerUnavailable/cycles.jsonl") == recorders[1].cycles.lines
     plain, disturbed = (one.history[-1] for one in recorders)
     assert (disturbed["downloads"], disturbed["uploads"]) == (plain["downloads"] + 1, plain["uploads"] + 1)
     assert disturbed["bytes_down"] == plain["bytes_down"] * 21 // 20
