@@ -1,7 +1,8 @@
 """Golden runs: small runs of every algorithm and executor whose results must not change by accident.
 
-    python -m tests.golden --write     after a change that is meant to change numbers
-    python -m tests.golden             compare with tests/golden.json
+    python -m tests.golden --write           after a change that is meant to change numbers
+    python -m tests.golden --write FILE      the digests of this machine, before a change that must not
+    python -m tests.golden [--check FILE]    compare with FILE, or with tests/golden.json
 
 The file holds the last training loss of every run and the digest of its model. Losses are compared on every machine, to
 1e-3; digests only on the kind of processor that wrote them, because processors round differently.
@@ -97,12 +98,13 @@ def differences(golden: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
+    command, file = sys.argv[1] if len(sys.argv) > 1 else "--check", Path(sys.argv[2]) if len(sys.argv) > 2 else FILE
     found = {name: outcome(*case) for name, case in cases().items()}
-    if "--write" in sys.argv:
+    if command == "--write":
         about = {"processor": processor(), "torch": torch.__version__, "runs": found}
-        FILE.write_text(json.dumps(about, indent=1) + "\n")
+        file.write_text(json.dumps(about, indent=1) + "\n")
         return
-    said = differences(json.loads(FILE.read_text()), found)
+    said = differences(json.loads(file.read_text()), found)
     print("\n".join(said) or f"{len(found)} golden runs are as they were")
     sys.exit(bool(said))
 
