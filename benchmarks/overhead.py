@@ -47,7 +47,7 @@ def overhead(model: str, data: str, rounds: int = 6) -> float:
     setup = prepare(experiment(model, data, rounds), Display())
     here = setup.executor
     assert isinstance(here, InProcess)
-    timed = Timed(here.algorithm, here.flat_model, here.dataset, setup.fleet, here.options, here.seed)
+    timed = Timed(here.trainer, here.dataset, setup.fleet)
     object.__setattr__(setup, "executor", timed)
     training: list[float] = []
 

@@ -9,13 +9,13 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, time
 from functools import partial
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -37,38 +37,25 @@ CLUSTERINGS = (
     "file",
 )
 MODELS = ("alexnet", "cnn", "mlp", "logistic")
-ALGORITHMS = (
-    "fedavg",
-    "fedprox",
-    "scaffold",
-    "fednova",
-    "mime",
-    "mimelite",
-    "fedmax",
-    "fedl",
-    "vrl_sgd",
-    "fedsvrg",
-    "pr_spider",
-)
-OPTIMIZERS = ("sgd", "momentum", "adam")
+LOCAL_OPTIMIZERS = ("sgd", "momentum", "adam")
+
+
+def check_name(value: Any, names: Iterable[str]) -> Any:
+    """A name from the list, `package.module:name`, or in Python the thing itself."""
+    if isinstance(value, str) and value not in names and ":" not in value:
+        raise ValueError(f"= {shown(value)} is not allowed: use one of {', '.join(names)}, or package.module:name")
+    if not isinstance(value, str) and not callable(value):
+        raise ValueError(f"= {shown(value)} is not allowed: use one of {', '.join(names)}, or a function")
+    return value
 
 
 def one_of(*names: str) -> AfterValidator:
-    """A name from the list, `package.module:name`, or in Python the thing itself."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, str) and value not in names and ":" not in value:
-            raise ValueError(f"= {shown(value)} is not allowed: use one of {', '.join(names)}, or package.module:name")
-        if not isinstance(value, str) and not callable(value):
-            raise ValueError(f"= {shown(value)} is not allowed: use one of {', '.join(names)}, or a function")
-        return value
-
-    return AfterValidator(check)
+    return AfterValidator(lambda value: check_name(value, names))
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, le=1e30)]  # float32 goes to 3e38
-Weight = Annotated[float, Field(ge=0, le=1e30)]
+NonNegative = Annotated[float, Field(ge=0, le=1e30)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -183,10 +170,72 @@ class Model(Section):
     init: FilePath | None = None
 
 
-class Local(Section):
-    """What a device does in its turn: E steps of an optimizer under a federated algorithm."""
+class Part(Section):
+    """A part of the program that is given by name, with the options that the part itself declares as its `Options`. The
+    name is one of the part's registry, `package.module:name`, or in Python the class or function itself."""
 
-    algorithm: Annotated[str | Callable[..., Any], one_of(*ALGORITHMS)] = "fedavg"
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+    registry: ClassVar[str]
+    name: Any
+
+    @classmethod
+    def names(cls) -> dict[str, Any]:
+        """The registry. It is imported late: experiments come before the parts that they name."""
+        module, _, table = cls.registry.partition(":")
+        found: dict[str, Any] = getattr(import_module(module), table)
+        return found
+
+    @field_validator("name")
+    @classmethod
+    def name_is_known(cls, name: Any) -> Any:
+        return check_name(name, cls.names())
+
+    @model_validator(mode="after")
+    def options_are_complete(self) -> "Part":
+        """Check the options against the part's own, and fill in their defaults."""
+        kind = self.options_class()
+        given = self.__pydantic_extra__ or {}
+        try:
+            filled = kind(**given)
+        except ValidationError as error:
+            raise ValueError(f".{describe(error.errors(), kind)}") from None
+        object.__setattr__(self, "__pydantic_extra__", dict(filled))
+        return self
+
+    def find(self) -> Any:
+        """The class or function that the name stands for."""
+        if not isinstance(self.name, str):
+            return self.name
+        names = self.names()
+        return names[self.name] if self.name in names else import_object(self.name)
+
+    def options_class(self) -> type[Section]:
+        found = self.find()
+        kind: type[Section] = getattr(found.func if isinstance(found, partial) else found, "Options", Section)
+        return kind
+
+    @property
+    def options(self) -> Section:
+        return self.options_class()(**(self.__pydantic_extra__ or {}))
+
+
+class Algorithm(Part):
+    """The federated algorithm that runs inside the clusters."""
+
+    registry = "fedcluster.algorithms.registry:ALGORITHMS"
+    name: Any = "fedavg"
+
+
+class Aggregation(Part):
+    """How the accepted updates of a cycle become one."""
+
+    registry = "fedcluster.algorithms.aggregation.registry:AGGREGATORS"
+    name: Any = "mean"
+
+
+class Local(Section):
+    """What a device does in a cycle: E steps of an optimizer on batches of its own data."""
+
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
     steps: Steps | Annotated[tuple[Steps, Steps], Field(strict=False)] = 20
     batch: Samples | Literal["full"] = 30
@@ -194,12 +243,6 @@ class Local(Section):
     momentum: Decay = 0.5
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
     eps: Positive = 1e-8
-    mu: Weight = 0.1
-    beta: Weight = 1.0
-    eta: Positive = 1.0
-    option: Literal["I", "II"] = "II"
-    reset: Literal["never", "round"] = "never"
-    statistics: Literal["per_step", "fixed"] = "per_step"
 
     @field_validator("steps")
     @classmethod
@@ -215,21 +258,6 @@ class Local(Section):
     @property
     def mean_steps(self) -> float:
         return self.steps if isinstance(self.steps, int) else sum(self.steps) / 2
-
-    @model_validator(mode="after")
-    def optimizer_fits(self) -> "Local":
-        """Some algorithms are written around the step w <- w - lr g, or around steps that are linear in g."""
-        fitting: tuple[str, ...] = OPTIMIZERS
-        if self.algorithm in ("vrl_sgd", "pr_spider") or (self.algorithm == "scaffold" and self.option == "II"):
-            fitting = OPTIMIZERS[:1]
-        elif self.algorithm == "fednova":
-            fitting = OPTIMIZERS[:2]
-        if self.optimizer not in fitting:
-            name = 'scaffold" and option = "II' if self.algorithm == "scaffold" else self.algorithm
-            raise ValueError(
-                f'.optimizer = "{self.optimizer}" is not allowed with algorithm = "{name}": use {" or ".join(fitting)}'
-            )
-        return self
 
 
 class Server(Section):
@@ -300,7 +328,10 @@ class Experiment(Section):
     fleet: Fleet = Fleet()
     clusters: Clusters = Clusters()
     model: Model = Model()
+    algorithm: Algorithm = Field(default_factory=Algorithm)
     local: Local = Local()
+    aggregation: Aggregation = Field(default_factory=Aggregation)
+    transforms: Annotated[tuple[Any, ...], Field(strict=False, max_length=100)] = ()
     server: Server = Server()
     accept: Accept = Accept()
     centralized: Centralized = Centralized()
@@ -308,12 +339,35 @@ class Experiment(Section):
 
     def __init__(self, **keys: Any) -> None:
         try:
-            super().__init__(**keys)
+            super().__init__(**current_keys(keys))
         except ValidationError as error:
             raise BadExperiment(format_error(error)) from None
 
+    @field_validator("transforms")
+    @classmethod
+    def transforms_are_named(cls, transforms: tuple[Any, ...]) -> tuple[Any, ...]:
+        for given in transforms:
+            if isinstance(given, str | int | float | list | dict) and ":" not in str(given):
+                raise ValueError(f"= {shown(given)} is not allowed: use package.module:name, or in Python a transform")
+        return transforms
+
+    @model_validator(mode="after")
+    def optimizer_fits(self) -> "Experiment":
+        """Some algorithms are written around the step w <- w - lr g, or around steps that are linear in g."""
+        found = self.algorithm.find()
+        kind = found.func if isinstance(found, partial) else found
+        fitting = kind.local_optimizers(self.algorithm.options) if hasattr(kind, "local_optimizers") else None
+        if fitting is not None and self.local.optimizer not in fitting:
+            extra = self.algorithm.__pydantic_extra__ or {}
+            options = "".join(f' and {key} = "{value}"' for key, value in extra.items() if key == "option")
+            raise ValueError(
+                f'local.optimizer = "{self.local.optimizer}" is not allowed with algorithm = '
+                f'"{self.algorithm.name}"{options}: use {" or ".join(fitting)}'
+            )
+        return self
+
     def keys(self) -> dict[str, Any]:
-        """What was given or filled in, by section; things given in Python as they are."""
+        """Every key that was given or filled in, by section; objects given in Python as they are."""
         return {
             name: {key: given for key, given in value if given is not None} if isinstance(value, Section) else value
             for name, value in self
@@ -332,21 +386,69 @@ class Experiment(Section):
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def override(self, **overrides: Any) -> "Experiment":
-        """A copy with keys replaced, validated anew: `with_(rounds=5, local={"lr": 0.1})` or `**{"local.lr": 0.1}`.
+        """A copy with keys replaced, validated anew: `override(rounds=5, local={"lr": 0.1})` or `**{"local.lr": 0.1}`.
 
-        The other keys of a section stay. A section object, such as `Local(lr=0.1)`, replaces the whole section.
+        The other keys of a section stay, except the options of an algorithm or aggregator that is replaced by another.
+        A section object, such as `Local(lr=0.1)`, replaces the whole section.
         """
         keys = self.keys() | {"server": self.server.model_dump(exclude_unset=True)}  # the rest follows its optimizer
         for key, value in overrides.items():
-            merges = isinstance(value, dict) and isinstance(keys.get(key), dict)
-            set_key(keys, key, keys[key] | value if merges else value)
+            if isinstance(value, dict) and isinstance(keys.get(key), dict):
+                for name, given in value.items():
+                    set_key(keys, f"{key}.{name}", given)
+            else:
+                set_key(keys, key, value)
         return Experiment(**keys)
+
+
+# Options of algorithms that were keys of [local] before there was [algorithm], with their defaults. The files of runs
+# from then have all of them.
+FORMERLY_LOCAL = {"mu": 0.1, "beta": 1.0, "eta": 1.0, "option": "II", "reset": "never", "statistics": "per_step"}
+
+
+def current_key(dotted: str) -> str:
+    """The key that a key of an earlier version is now."""
+    section, _, key = dotted.partition(".")
+    if section != "local" or (key not in FORMERLY_LOCAL and key != "algorithm"):
+        return dotted
+    return "algorithm.name" if key == "algorithm" else f"algorithm.{key}"
+
+
+def current_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The same experiment with `local.algorithm` and the options of algorithms in [algorithm], where they are now."""
+    found, local = dict(keys), keys.get("local")
+    if not isinstance(local, dict) or not ({"algorithm", *FORMERLY_LOCAL} & local.keys()):
+        return found
+    given = found.get("algorithm", {})
+    if not isinstance(given, dict | Algorithm):
+        return found
+    section = dict(given)
+    name = local.get("algorithm", section.get("name", "fedavg"))
+    if section.get("name", name) != name:
+        raise BadExperiment(
+            f"local.algorithm = {shown(name)} and algorithm.name = {shown(section['name'])} differ: remove the former"
+        )
+    section["name"] = name
+    try:
+        options = Algorithm(name=name).options_class().model_fields
+    except ValidationError as error:
+        raise BadExperiment(f"algorithm.{describe(error.errors(), Algorithm)}") from None
+    for key in FORMERLY_LOCAL.keys() & local.keys():
+        if key in options:
+            section.setdefault(key, local[key])
+        elif local[key] != FORMERLY_LOCAL[key]:
+            raise BadExperiment(
+                f"local.{key} = {shown(local[key])} is not allowed: the algorithm {shown(name)} has no such option"
+            )
+    found["algorithm"] = section
+    found["local"] = {key: value for key, value in local.items() if key not in {"algorithm", *FORMERLY_LOCAL}}
+    return found
 
 
 def load(path: str | Path, overrides: list[str] | None = None) -> Experiment:
     """Read an experiment file and apply `key=value` overrides, each value as TOML would have it."""
     path = Path(path)
-    keys = parse(read(path), str(path))
+    keys = current_keys(parse(read(path), str(path)))
     for override in overrides or []:
         if not is_text(override):
             raise BadExperiment(f"-o {override[:80]!r}: is not UTF-8 text")
@@ -403,7 +505,12 @@ def literal(raw: str) -> Any:
 
 
 def set_key(keys: dict[str, Any], dotted: str, value: Any) -> None:
+    dotted = current_key(dotted)
     *sections, key = dotted.split(".")
+    if key == "name" and sections in (["algorithm"], ["aggregation"]):
+        had = keys.get(sections[0])
+        if not isinstance(had, dict) or had.get("name", value) != value:
+            keys[sections[0]] = {}  # its options are those of another part
     if len(sections) > 1:
         raise BadExperiment(f"{dotted[:80]} is not a key: write section.key=value")
     for section in sections:
@@ -472,19 +579,39 @@ def format_error(error: ValidationError) -> str:
     """The first problem, by the key's path, with what is allowed."""
     problems = error.errors()
     first = problems[0]
-    section = {name: kind for name, kind in SECTIONS.items() if name == first["loc"][0]}
-    path = first["loc"][: 2 if section else 1]
-    key = ".".join(str(part) for part in path)[:100]
-    others = len({problem["loc"][: len(path)] for problem in problems}) - 1
-    more = f" (and {others} more)" if others else ""
+    if not first["loc"]:
+        return str(first["ctx"]["error"])
+    section = SECTIONS.get(str(first["loc"][0]))
+    if section is None:
+        return describe(problems, Experiment)
+    inside = [problem | {"loc": problem["loc"][1:]} for problem in problems if problem["loc"][0] == first["loc"][0]]
+    others = len({problem["loc"][:2] for problem in problems}) - 1
+    if not inside[0]["loc"]:  # of the section as a whole
+        if inside[0]["type"] == "value_error":
+            return f"{first['loc'][0]} {inside[0]['ctx']['error']}{more(others)}".replace(" .", ".", 1)
+        return f"{first['loc'][0]} = {shown(first['input'])} is not allowed: {first['msg']}{more(others)}"
+    return f"{first['loc'][0]}.{describe(inside, section, others)}"
+
+
+def describe(problems: Sequence[Any], kind: type[Section], others: int | None = None) -> str:
+    """The first problem with a section of this kind."""
+    first = problems[0]
+    key = str(first["loc"][0])[:100] if first["loc"] else ""
+    if others is None:
+        others = len({problem["loc"][:1] for problem in problems}) - 1
     if first["type"] == "extra_forbidden":
-        known = section.get(str(path[0]), Experiment).model_fields
-        near = difflib.get_close_matches(str(path[-1]), known, n=1)
-        return f"{key} is not a key; " + (f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}") + more
+        known = kind.model_fields
+        near = difflib.get_close_matches(key, known, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known) or 'none'}"
+        return f"{key} is not a key; {meant}{more(others)}"
     if first["type"] == "value_error":
-        return f"{key} {first['ctx']['error']}{more}".replace(" .", ".", 1)
-    said = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][: len(path)] == path)
-    return f"{key} = {shown(first['input'])} is not allowed: {'; or '.join(said)}{more}"
+        return f"{key} {first['ctx']['error']}{more(others)}".replace(" .", ".", 1)
+    said = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][:1] == first["loc"][:1])
+    return f"{key} = {shown(first['input'])} is not allowed: {'; or '.join(said)}{more(others)}"
+
+
+def more(others: int) -> str:
+    return f" (and {others} more)" if others else ""
 
 
 def shown(value: Any) -> str:
@@ -501,7 +628,9 @@ SECTIONS: dict[str, type[Section]] = {
     "fleet": Fleet,
     "clusters": Clusters,
     "model": Model,
+    "algorithm": Algorithm,
     "local": Local,
+    "aggregation": Aggregation,
     "server": Server,
     "accept": Accept,
     "centralized": Centralized,

@@ -8,6 +8,57 @@ Message = dict[str, Tensor]
 """What travels between server and device, and what either keeps: flat vectors by name."""
 
 
+NORM_WINDOW = 100
+"""Cohorts whose median norms a state keeps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What one device uploads, and what it claims about itself. Nothing in it is trusted yet. `fault` says why an
+    upload that came over a network could not be read."""
+
+    device: int
+    round: int
+    cycle: int
+    message: Message
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Stands for the update of a device that another rank trains, and accepts or refuses."""
+
+    device: int
+
+
+@dataclass(frozen=True)
+class Unsent:
+    """Stands for the update of a device to which the broadcast could not be sent."""
+
+    device: int
+
+
+Reply = Update | Remote | Unsent
+"""What an executor yields for each device of a cohort that does not fail silently."""
+
+
+@dataclass(frozen=True, eq=False)
+class Accepted:
+    """An update that passed `accept`, with the device's share of the cohort's weight as the server knows it."""
+
+    device: int
+    weight: float
+    message: Message
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """What an aggregator made of the accepted updates: one message, and the sum of the weights in it."""
+
+    message: Message
+    weight: float
+
+
 @dataclass(frozen=True)
 class Time:
     """Simulated time since the start in milliseconds, how much of it nobody worked, and who did not come back: devices

@@ -20,10 +20,11 @@ from typing import Any
 
 from running import run
 
+from fedcluster.algorithms.registry import ALGORITHMS
 from fedcluster.analysis.jobs import Job
 from fedcluster.analysis.tuning import best, missing, rate
 from fedcluster.errors import Diverged
-from fedcluster.experiment import ALGORITHMS, Experiment
+from fedcluster.experiment import Experiment
 from fedcluster.runs.plots import canvas, save
 from fedcluster.training.executors.processes import cores
 
@@ -32,7 +33,7 @@ ROUNDS, SEEDS, TUNING_SEED = 20, (0, 1, 2), 1_000_003
 COUNTS, RHOS = (1, 10), (0.1, 0.5, 0.9)
 AROUND = 0.1  # the rate that the search begins at
 SERVER_LR = {"avgm": 1.0, "adagrad": 0.03, "adam": 0.03, "yogi": 0.03}
-ROWS: dict[str, dict[str, Any]] = {name: {"local.algorithm": name} for name in ALGORITHMS} | {
+ROWS: dict[str, dict[str, Any]] = {name: {"algorithm.name": name} for name in ALGORITHMS} | {
     f"server {name}": {"server.optimizer": name, "server.lr": lr} for name, lr in SERVER_LR.items()
 }
 ROWS["fednova"] |= {"local.steps": [10, 30]}

@@ -1,7 +1,9 @@
 """The experiment file is a contract: its keys, its defaults, and that it survives a round trip."""
 
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ DEFAULTS = """
 seed = 0
 rounds = 100
 method = "fedcluster"
+transforms = []
 [data]
 name = "digits"
 [fleet]
@@ -34,8 +37,9 @@ order = "reshuffle"
 participation = 0.1
 [model]
 name = "alexnet"
+[algorithm]
+name = "fedavg"
 [local]
-algorithm = "fedavg"
 optimizer = "sgd"
 steps = 20
 batch = 30
@@ -43,12 +47,8 @@ lr = 0.01
 momentum = 0.5
 betas = [0.9, 0.999]
 eps = 1e-8
-mu = 0.1
-beta = 1.0
-eta = 1.0
-option = "II"
-reset = "never"
-statistics = "per_step"
+[aggregation]
+name = "mean"
 [server]
 optimizer = "none"
 lr = 1.0
@@ -136,9 +136,47 @@ def test_the_command_line_stays(command: list[str], words: list[str], here: Here
 def test_with_keeps_the_other_keys_of_a_section() -> None:
     base = fedcluster.Experiment(local={"lr": 0.5, "steps": 7, "algorithm": "fedprox"})
     changed = base.override(local={"lr": 0.2}, rounds=3)
-    assert (changed.local.lr, changed.local.steps, changed.local.algorithm) == (0.2, 7, "fedprox")
+    assert (changed.local.lr, changed.local.steps, changed.algorithm.name) == (0.2, 7, "fedprox")
     assert changed == base.override(**{"local.lr": 0.2, "rounds": 3})
     assert base.override(local=Local(lr=0.2)).local == Local(lr=0.2)
     assert base.override(clock={"dropout": 0.1}).override(clock=None).clock is None
     with pytest.raises(BadExperiment, match=r"local\.rate is not a key"):
         base.override(local={"rate": 0.2})
+
+
+def test_options_of_algorithms_stood_in_local_and_are_written_back_where_they_stand_now(tmp_path: Path) -> None:
+    old = """
+[local]
+algorithm = "fedprox"
+mu = 0.5
+beta = 1.0
+option = "II"
+"""
+    (tmp_path / "old.toml").write_text(old)
+    found = fedcluster.load(tmp_path / "old.toml")
+    assert found.to_dict()["algorithm"] == {"name": "fedprox", "mu": 0.5}
+    assert found == fedcluster.Experiment(algorithm={"name": "fedprox", "mu": 0.5})
+    assert fedcluster.load(tmp_path / "old.toml", ["local.mu=0.7"]).to_dict()["algorithm"]["mu"] == 0.7
+    assert fedcluster.load(tmp_path / "old.toml", ["local.algorithm=scaffold"]).to_dict()["algorithm"] == {
+        "name": "scaffold",
+        "option": "II",
+        "reset": "never",
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"local": {"mu": 0.7}}, "local.mu = 0.7 is not allowed: the algorithm 'fedavg' has no such option"),
+        ({"algorithm": {"name": "fedprox", "nu": 1.0}}, "algorithm.nu is not a key; did you mean mu?"),
+        ({"algorithm": {"name": "fedavg", "mu": 1.0}}, "algorithm.mu is not a key; allowed: none"),
+        ({"algorithm": {"name": "a"}, "local": {"algorithm": "fedavg"}}, "'fedavg' and algorithm.name = 'a' differ"),
+        ({"algorithm": 3, "local": {"algorithm": "fedavg"}}, "algorithm = 3 is not allowed"),
+        ({"aggregation": {"name": "man"}}, "aggregation.name = 'man' is not allowed: use one of mean"),
+        ({"aggregation": {"name": "mean", "share": 0.1}}, "aggregation.share is not a key"),
+        ({"transforms": ["noise"]}, "transforms = 'noise' is not allowed: use package.module:name"),
+    ],
+)
+def test_parts_and_their_options_are_checked(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(fedcluster.FedClusterError, match=re.escape(said)):
+        fedcluster.Experiment(**keys)

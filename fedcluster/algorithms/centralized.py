@@ -13,11 +13,13 @@ from fedcluster.state import Message
 
 
 class Centralized(FedAvg):
+    name = "centralized"
+
     def initial_device_state(self, model: Tensor, size: int) -> Message:
-        return no_moments(self.options, model[:size])
+        return no_moments(self.local, model[:size])
 
     def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
-        rule = optimizer(self.options, device_state)
+        rule = optimizer(self.local, device_state)
         w = local_sgd(
             flat_model, received["model"], batches, rule=rule if device_state else None
         )  # SGD may be compiled

@@ -15,13 +15,19 @@ import torch
 from torch import Tensor
 
 from fedcluster.algorithms.fedavg import FedAvg
+from fedcluster.experiment import Positive, Section
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, full_gradient, local_sgd
-from fedcluster.state import Message, State
+from fedcluster.state import Aggregate, Message, State
 
 
 class Fedl(FedAvg):
+    name = "fedl"
+
+    class Options(Section):
+        eta: Positive = 1.0
+
     def initial_server_state(self, model: Tensor, size: int) -> Message:
         return {"gradient": torch.zeros_like(model[:size])}
 
@@ -40,5 +46,6 @@ class Fedl(FedAvg):
             w = local_sgd(flat_model, start, batches)
         return {"model": w, "gradient": full_gradient(flat_model, w, batches)}
 
-    def move(self, state: State, mean: Message, cycle: Cycle) -> State:
+    def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
+        mean = aggregate.message
         return replace(state, model=mean["model"], server=state.server | {"gradient": mean["gradient"]})

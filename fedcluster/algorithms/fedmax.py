@@ -16,12 +16,17 @@ from torch.nn import functional as F
 
 from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Local
+from fedcluster.experiment import Local, NonNegative, Section
 
 
 class FedMax(FedAvg):
-    def __init__(self, options: Local) -> None:
-        super().__init__(options)
+    name = "fedmax"
+
+    class Options(Section):
+        beta: NonNegative = 1.0
+
+    def __init__(self, local: Local, options: Section | None = None, seed: int = 0) -> None:
+        super().__init__(local, options, seed)
         self.objective = self.with_entropy
 
     def with_entropy(self, module: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -34,11 +39,12 @@ class FedMax(FedAvg):
             hook.remove()
         log_q = torch.log_softmax(seen[-1].flatten(1), dim=1)
         penalty = (log_q.exp() * log_q).sum(dim=1).mean()
-        return F.cross_entropy(scores, y) + self.options.beta * penalty
+        beta: float = self.options.beta
+        return F.cross_entropy(scores, y) + beta * penalty
 
 
 def last_linear(module: nn.Module) -> nn.Linear:
     layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
     if not layers:
-        raise BadExperiment('local.algorithm = "fedmax" needs a model with a linear layer, and this one has none')
+        raise BadExperiment('algorithm.name = "fedmax" needs a model with a linear layer, and this one has none')
     return layers[-1]

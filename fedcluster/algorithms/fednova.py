@@ -13,39 +13,41 @@ comes from averages:
     W_new = W + mean(a^2) / mean(a)^2 (A - W),    running statistics: mean(a b_k) / mean(a)
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 
-from fedcluster.algorithms.aggregation.mean import average
 from fedcluster.algorithms.fedavg import FedAvg
+from fedcluster.experiment import Section
 from fedcluster.fleet.schedule import Cycle, steps_of
-from fedcluster.state import Message, State
-from fedcluster.training.acceptance import Accepted
+from fedcluster.state import Accepted, Aggregate, Message, State
 
 
 class FedNova(FedAvg):
+    name = "fednova"
+
+    @classmethod
+    def local_optimizers(cls, options: Section) -> tuple[str, ...]:
+        return "sgd", "momentum"
+
     def length(self, round: int, device: int) -> float:
         """||a_k||_1"""
-        steps = steps_of(self.options, self.seed, round, device)
-        m = self.options.momentum if self.options.optimizer == "momentum" else 0.0
+        steps = steps_of(self.local, self.seed, round, device)
+        m = self.local.momentum if self.local.optimizer == "momentum" else 0.0
         return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
 
-    def combine(self, state: State, updates: Iterable[Accepted], cycle: Cycle) -> State:
+    def aggregate_spec(self, state: State) -> Message:
         size = len(state.model[: state.size])
+        return {"model": state.model[:size], "a": state.model.new_zeros(2), "statistics": state.model[size:]}
 
-        def normalised() -> Iterable[tuple[float, Message]]:
-            for update in updates:
-                a = self.length(cycle.round, update.device)
-                w = update.message["model"]
-                numbers = torch.tensor([a, a * a], device=w.device)
-                yield update.weight / a, {"model": w[:size], "a": numbers, "statistics": w[size:].double() * a}
+    def contribution(self, state: State, update: Accepted, cycle: Cycle) -> tuple[Message, float]:
+        size = len(state.model[: state.size])
+        a, w = self.length(cycle.round, update.device), update.message["model"]
+        numbers = torch.tensor([a, a * a], device=w.device)
+        return {"model": w[:size], "a": numbers, "statistics": w[size:].double() * a}, update.weight / a
 
-        like = {"model": state.model[:size], "a": state.model.new_zeros(2), "statistics": state.model[size:]}
-        mean = average(normalised(), like)
-        if mean is None:
-            return state
+    def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
+        mean = aggregate.message
         a, square = mean["a"].double().tolist()
-        trained = state.model[:size].double().lerp(mean["model"].double(), square / a**2)
+        trained = state.model[: state.size].double().lerp(mean["model"].double(), square / a**2)
         return replace(state, model=torch.cat([trained, mean["statistics"].double() / a]).to(state.model.dtype))

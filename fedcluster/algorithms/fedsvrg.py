@@ -17,9 +17,11 @@ from fedcluster.state import Message, State
 
 
 class FedSvrg(FedAvg):
+    name = "fedsvrg"
+
     @property
     def phases(self) -> tuple[FedAvg, ...]:
-        return PooledGradient(self.options), self
+        return PooledGradient(self.local), self
 
     def broadcast(self, state: State) -> Message:
         return {"gradient": state.server["gradient"]}  # the model came with the first exchange

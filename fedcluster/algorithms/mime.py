@@ -17,34 +17,35 @@ SGD there are no statistics, and no gradients are sent.
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.algorithms.pooled_gradient import PooledGradient
-from fedcluster.experiment import Local
+from fedcluster.experiment import Local, Section
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, full_gradient, local_sgd
-from fedcluster.state import Message, State
+from fedcluster.state import Aggregate, Message, State
 
 
 class Applied:
     """The optimizer with the server's statistics held fast: w <- w - lr U(d, s)."""
 
-    def __init__(self, options: Local, statistics: Message) -> None:
-        self.options, self.statistics = options, statistics
+    def __init__(self, local: Local, fixed: bool, statistics: Message) -> None:
+        self.local, self.fixed, self.statistics = local, fixed, statistics
 
     def step(self, w: Tensor, d: Tensor) -> None:
-        options, s = self.options, self.statistics
+        options, s = self.local, self.statistics
         if options.optimizer == "momentum":
             b = options.momentum
             w.add_(d, alpha=-options.lr * (1 - b)).add_(s["m"], alpha=-options.lr * b)
         elif options.optimizer == "adam":
             (b1, b2), t = options.betas, float(s["t"]) + 1
             m = s["m"].lerp(d, 1 - b1)
-            if options.statistics == "fixed":
+            if self.fixed:
                 w.addcdiv_(m, s["v"].sqrt().add_(options.eps), value=-options.lr)
                 return
             v = (s["v"] * b2).addcmul(d, d, value=1 - b2)
@@ -65,10 +66,15 @@ def renewed(options: Local, s: Message, mean: Message) -> Message:
 
 
 class MimeLite(FedAvg):
+    name = "mimelite"
+
+    class Options(Section):
+        statistics: Literal["per_step", "fixed"] = "per_step"
+
     def initial_server_state(self, model: Tensor, size: int) -> Message:
         zeros = torch.zeros_like(model[:size])
         kinds = {"sgd": {}, "momentum": {"m": zeros}, "adam": {"m": zeros, "v": zeros, "t": zeros[:1]}}
-        return kinds[self.options.optimizer]
+        return kinds[self.local.optimizer]
 
     def statistics(self, server: Message) -> Message:
         return {name: tensor for name, tensor in server.items() if name in ("m", "v", "t")}
@@ -77,24 +83,26 @@ class MimeLite(FedAvg):
         return {"model": state.model} | self.statistics(state.server)
 
     def upload_spec(self, state: State) -> Message:
-        plain = self.options.optimizer == "sgd"  # has no statistics for a gradient to renew
+        plain = self.local.optimizer == "sgd"  # has no statistics for a gradient to renew
         return {"model": state.model} | ({} if plain else {"gradient": state.model[: state.size]})
 
     def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
-        plain, start = self.options.optimizer == "sgd", received["model"]
+        plain, start = self.local.optimizer == "sgd", received["model"]
         gradient = {} if plain else {"gradient": full_gradient(flat_model, start, batches)}
-        applied = Applied(self.options, self.statistics(received))
+        applied = Applied(self.local, self.options.statistics == "fixed", self.statistics(received))
         return {"model": local_sgd(flat_model, start, batches, rule=applied)} | gradient
 
-    def move(self, state: State, mean: Message, cycle: Cycle) -> State:
-        server = state.server | renewed(self.options, state.server, mean)
-        return replace(state, model=mean["model"], server=server)
+    def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
+        server = state.server | renewed(self.local, state.server, aggregate.message)
+        return replace(state, model=aggregate.message["model"], server=server)
 
 
 class Mime(MimeLite):
+    name = "mime"
+
     @property
     def phases(self) -> tuple[FedAvg, ...]:
-        return PooledGradient(self.options), self
+        return PooledGradient(self.local), self
 
     def broadcast(self, state: State) -> Message:
         """The model came with the first exchange."""
@@ -109,8 +117,9 @@ class Mime(MimeLite):
         def anchor(gradient: Tensor, w: Tensor, start: Tensor) -> None:
             gradient.sub_(flat_model.gradient_at(start)).add_(pooled)
 
-        applied = Applied(self.options, self.statistics(received))
+        applied = Applied(self.local, self.options.statistics == "fixed", self.statistics(received))
         return {"model": local_sgd(flat_model, received["model"], batches, correct=anchor, rule=applied)}
 
-    def move(self, state: State, mean: Message, cycle: Cycle) -> State:
-        return super().move(state, mean | {"gradient": state.server["gradient"]}, cycle)
+    def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
+        pooled = {"gradient": state.server["gradient"]}
+        return super().combine(state, replace(aggregate, message=aggregate.message | pooled), cycle)

@@ -12,7 +12,7 @@ from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, full_gradient
-from fedcluster.state import Message, State
+from fedcluster.state import Aggregate, Message, State
 
 
 class PooledGradient(FedAvg):
@@ -25,5 +25,5 @@ class PooledGradient(FedAvg):
     def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         return {"gradient": full_gradient(flat_model, received["model"], batches)}
 
-    def move(self, state: State, mean: Message, cycle: Cycle) -> State:
-        return replace(state, server=state.server | mean)
+    def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
+        return replace(state, server=state.server | aggregate.message)

@@ -14,12 +14,19 @@ another cluster's, whose gradient v would not be.
 from torch import Tensor
 
 from fedcluster.algorithms.fedsvrg import FedSvrg
+from fedcluster.experiment import Section
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, local_sgd
 from fedcluster.state import Message
 
 
 class PRSpider(FedSvrg):
+    name = "pr_spider"
+
+    @classmethod
+    def local_optimizers(cls, options: Section) -> tuple[str, ...]:
+        return ("sgd",)
+
     def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         before: Tensor | None = None
         v = received["gradient"]

@@ -1,4 +1,5 @@
-"""The catalogue of algorithms: what each keeps, sends and needs, asked of the algorithms themselves."""
+"""The table of algorithms. Each class declares its name, its options, the local optimizers that fit, its phases and its
+paper; validation of experiments, `fedcluster algorithms`, docs and error messages come from here."""
 
 import sys
 from dataclasses import dataclass
@@ -7,43 +8,64 @@ from typing import Any
 import torch
 
 from fedcluster import algorithms
-from fedcluster.experiment import ALGORITHMS, OPTIMIZERS, Local
+from fedcluster.algorithms.fedavg import FedAvg
+from fedcluster.algorithms.fedl import Fedl
+from fedcluster.algorithms.fedmax import FedMax
+from fedcluster.algorithms.fednova import FedNova
+from fedcluster.algorithms.fedprox import FedProx
+from fedcluster.algorithms.fedsvrg import FedSvrg
+from fedcluster.algorithms.mime import Mime, MimeLite
+from fedcluster.algorithms.pr_spider import PRSpider
+from fedcluster.algorithms.scaffold import Scaffold
+from fedcluster.algorithms.vrl_sgd import VrlSgd
+from fedcluster.experiment import LOCAL_OPTIMIZERS, Algorithm, Local
+
+ALGORITHMS: dict[str, type[FedAvg]] = {
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "fednova": FedNova,
+    "mime": Mime,
+    "mimelite": MimeLite,
+    "fedmax": FedMax,
+    "fedl": Fedl,
+    "vrl_sgd": VrlSgd,
+    "fedsvrg": FedSvrg,
+    "pr_spider": PRSpider,
+}
 
 
 @dataclass(frozen=True)
 class Entry:
+    """What an algorithm keeps, sends and needs."""
+
     name: str
+    options: list[str]
     server_keeps: list[str]
     device_keeps: list[str]
-    down: list[list[str]]  # the tensors of each download in a turn
+    down: list[list[str]]  # the tensors of each download in a cycle
     up: list[list[str]]
     optimizers: list[str]
     paper: str
 
 
 def entry(name: str) -> Entry:
-    algorithm = algorithms.build(Local(algorithm=name), seed=0)
+    section = Algorithm(name=name)
+    algorithm = algorithms.build(section, Local(), seed=0)
     state = algorithms.first_state(algorithm, None, torch.zeros(1), 1)
     down, up = algorithms.phase_tensor_names(algorithm, state)
+    fitting = algorithm.local_optimizers(section.options)
     module: Any = sys.modules[type(algorithm).__module__]
-    paper = " ".join(module.__doc__.split("\n\n")[0].split())
     return Entry(
         name,
+        list(type(algorithm).Options.model_fields),
         list(state.server),
         list(algorithm.initial_device_state(torch.zeros(1), 1)),
         down,
         up,
-        [optimizer for optimizer in OPTIMIZERS if fits(name, optimizer)],
-        paper,
+        [optimizer for optimizer in LOCAL_OPTIMIZERS if optimizer in fitting],
+        " ".join(module.__doc__.split("\n\n")[0].split()),
     )
-
-
-def fits(name: str, optimizer: str) -> bool:
-    try:
-        Local.model_validate({"algorithm": name, "optimizer": optimizer})
-    except ValueError:
-        return False
-    return True
 
 
 def entries() -> list[Entry]:

@@ -20,22 +20,33 @@ Under cycling a round is M moves of c. With `reset = "round"` c and every c_k be
 part once a round, it then keeps nothing.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedcluster.algorithms.aggregation.mean import average_and_total
 from fedcluster.algorithms.fedavg import FedAvg
+from fedcluster.experiment import LOCAL_OPTIMIZERS, Section
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, full_gradient, local_sgd
-from fedcluster.state import Message, State
-from fedcluster.training.acceptance import Accepted
+from fedcluster.state import Aggregate, Message, State
 
 
 class Scaffold(FedAvg):
+    name = "scaffold"
+
+    class Options(Section):
+        option: Literal["I", "II"] = "II"
+        reset: Literal["never", "round"] = "never"
+
+    @classmethod
+    def local_optimizers(cls, options: Section) -> tuple[str, ...]:
+        """Option II assumes that a device moves by E lr times its mean gradient."""
+        assert isinstance(options, Scaffold.Options)
+        return ("sgd",) if options.option == "II" else LOCAL_OPTIMIZERS
+
     def initial_server_state(self, model: Tensor, size: int) -> Message:
         return {"variate": torch.zeros_like(model[:size])}
 
@@ -61,16 +72,12 @@ class Scaffold(FedAvg):
         w = local_sgd(flat_model, start, batches, gradient_offset)
         if self.options.option == "II":
             moved = start[..., : flat_model.size] - w[..., : flat_model.size]
-            new = moved.div_(batches.steps * self.options.lr).sub_(gradient_offset)
+            new = moved.div_(batches.steps * self.local.lr).sub_(gradient_offset)
         if self.options.reset == "never":
             device_state["variate"] = new
         return {"model": w, "variate": new - c_k}
 
-    def combine(self, state: State, updates: Iterable[Accepted], cycle: Cycle) -> State:
-        found = average_and_total(((update.weight, update.message) for update in updates), like=self.upload_spec(state))
-        if found is None:
-            return state
-        mean, accepted = found
-        share = accepted * float(cycle.weights.sum())  # of the whole fleet
-        c = self.variate(state).add(mean["variate"], alpha=share)
-        return replace(state, model=mean["model"], server=state.server | {"variate": c})
+    def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
+        share = aggregate.weight * float(cycle.weights.sum())  # of the whole fleet
+        c = self.variate(state).add(aggregate.message["variate"], alpha=share)
+        return replace(state, model=aggregate.message["model"], server=state.server | {"variate": c})

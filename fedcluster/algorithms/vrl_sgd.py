@@ -14,25 +14,29 @@ clusters take turns they cannot, so the cohort downloads the average movement in
 misses either exchange keeps its old D_k.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fedcluster.algorithms.aggregation.mean import average
 from fedcluster.algorithms.fedavg import FedAvg
+from fedcluster.experiment import Section
 from fedcluster.fleet.schedule import Cycle, steps_of
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, local_sgd
-from fedcluster.state import Message, State
-from fedcluster.training.acceptance import Accepted
+from fedcluster.state import Accepted, Aggregate, Message, State
 
 
 class VrlSgd(FedAvg):
+    name = "vrl_sgd"
+
+    @classmethod
+    def local_optimizers(cls, options: Section) -> tuple[str, ...]:
+        return ("sgd",)
+
     @property
     def phases(self) -> tuple[FedAvg, ...]:
-        return self, Drift(self.options)
+        return self, Drift(self.local)
 
     def initial_server_state(self, model: Tensor, size: int) -> Message:
         return {"movement": torch.zeros_like(model[:size])}
@@ -41,36 +45,35 @@ class VrlSgd(FedAvg):
         return {"drift": torch.zeros_like(model[:size])}
 
     def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
-        start, gradient_offset = received["model"], device_state["drift"]
-        w = local_sgd(flat_model, start, batches, -gradient_offset)
+        start, drift = received["model"], device_state["drift"]
+        w = local_sgd(flat_model, start, batches, -drift)
         moved = start[..., : flat_model.size] - w[..., : flat_model.size]
-        device_state["drift"] = moved.div_(batches.steps * self.options.lr).add_(
-            gradient_offset
-        )  # its second half comes with Drift
+        device_state["drift"] = moved.div_(batches.steps * self.local.lr).add_(drift)  # Drift takes off the mean
         return {"model": w}
 
-    def combine(self, state: State, updates: Iterable[Accepted], cycle: Cycle) -> State:
-        """The average model, and the average movement, each device's scaled to the mean number of steps."""
-        if isinstance(self.options.steps, int):
-            return super().combine(state, updates, cycle)
+    def aggregate_spec(self, state: State) -> Message:
+        equal = isinstance(self.local.steps, int)
+        return {"model": state.model} | ({} if equal else {"movement": state.model[: state.size]})
+
+    def contribution(self, state: State, update: Accepted, cycle: Cycle) -> tuple[Message, float]:
+        """The model, and where devices take unequal steps the movement, scaled to the mean number of steps."""
+        if isinstance(self.local.steps, int):
+            return update.message, update.weight
         start = state.model[: state.size]
+        steps = steps_of(self.local, self.seed, cycle.round, update.device)
+        movement = (update.message["model"][: len(start)] - start) * (self.local.mean_steps / steps)
+        return update.message | {"movement": movement}, update.weight
 
-        def scaled() -> Iterable[tuple[float, Message]]:
-            for update in updates:
-                steps = steps_of(self.options, self.seed, cycle.round, update.device)
-                moved = (update.message["model"][: len(start)] - start) * (self.options.mean_steps / steps)
-                yield update.weight, update.message | {"movement": moved}
-
-        mean = average(scaled(), like={"model": state.model, "movement": start})
-        return state if mean is None else replace(state, model=mean.pop("model"), server=state.server | mean)
-
-    def move(self, state: State, mean: Message, cycle: Cycle) -> State:
-        movement = (mean["model"] - state.model)[: state.size]
-        return replace(state, model=mean["model"], server=state.server | {"movement": movement})
+    def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
+        model = aggregate.message["model"]
+        movement = aggregate.message.get("movement")
+        if movement is None:
+            movement = (model - state.model)[: state.size]
+        return replace(state, model=model, server=state.server | {"movement": movement})
 
 
 class Drift(FedAvg):
-    """The second exchange: the cohort learns how its average moved, and sends nothing."""
+    """The second phase: the cohort downloads its average movement and uploads nothing."""
 
     def broadcast(self, state: State) -> Message:
         return {"movement": state.server["movement"]}
@@ -79,11 +82,6 @@ class Drift(FedAvg):
         return {}
 
     def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
-        distance = self.options.mean_steps * self.options.lr
+        distance = self.local.mean_steps * self.local.lr
         device_state["drift"] = device_state["drift"].add(received["movement"], alpha=1 / distance)
         return {}
-
-    def combine(self, state: State, updates: object, cycle: Cycle) -> State:
-        for _ in updates:  # type: ignore[attr-defined]
-            pass
-        return state

@@ -182,11 +182,12 @@ def checkpointed(path: Path, setup: Setup) -> tuple[str, Tensor]:
 def remarks(experiment: Experiment, setup: Setup, devices: Ints, most: Point) -> list[str]:
     """What the theorem assumes and this experiment does not do."""
     said, options = [], experiment.clusters
-    local, plain = experiment.local, experiment.local.algorithm == "fedavg" and experiment.local.optimizer == "sgd"
+    local, algorithm = experiment.local, experiment.algorithm.name
+    plain = algorithm == "fedavg" and local.optimizer == "sgd"
     server = experiment.server
     averages = (server.optimizer, server.lr) == ("none", 1.0)
     if not plain or not averages:
-        name = local.algorithm if isinstance(local.algorithm, str) else "your own algorithm"
+        name = algorithm if isinstance(algorithm, str) else "your own algorithm"
         said.append(
             f"The theorem is about plain SGD on the devices; this experiment uses {name} with {local.optimizer}"
             + ("." if averages else f" and server.optimizer = {server.optimizer}, server.lr = {server.lr:g}.")

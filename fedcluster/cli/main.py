@@ -325,10 +325,12 @@ def algorithms() -> None:
         from fedcluster.cli import tables as report
 
         found = catalogue.entries()
-        columns = ["local.algorithm", "server keeps", "device keeps", "messages", "downloads", "uploads", "optimizer"]
+        kept, sent = ["server keeps", "device keeps"], ["messages", "downloads", "uploads"]
+        columns = ["algorithm.name", "options", *kept, *sent, "optimizer"]
         rows = [
             [
                 entry.name,
+                listed(entry.options),
                 listed(entry.server_keeps),
                 listed(entry.device_keeps),
                 f"{len(entry.down)} down, {len(entry.up)} up",

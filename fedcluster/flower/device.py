@@ -14,25 +14,22 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
-from pydantic import ValidationError
 
-from fedcluster import algorithms
 from fedcluster.data import sources
 from fedcluster.data.dataset import Dataset
 from fedcluster.errors import BadData, BadExperiment
-from fedcluster.experiment import Local, Model, load
+from fedcluster.experiment import Experiment, load
 from fedcluster.fleet import fleet
 from fedcluster.fleet.fleet import Fleet, Ints
 from fedcluster.flower.messages import Unreadable, pack_tensors, unpack_tensors
 from fedcluster.flower.registry import NAME, Registration
-from fedcluster.models import zoo
-from fedcluster.models.flat_model import FlatModel
 from fedcluster.state import Message
 from fedcluster.training.executors.in_process import InProcess
+from fedcluster.training.setup import build_trainer
 
 KEPT = "fedcluster.kept"
 HELD = "fedcluster.held"
-PLAN = ("seed", "shape", "classes", "model", "local", "scale", "shift")
+PLAN = ("seed", "shape", "classes", "model", "algorithm", "local", "transforms", "scale", "shift")
 
 
 @dataclass(frozen=True)
@@ -99,24 +96,26 @@ class Device:
             plan = json.loads(text)
             if not isinstance(plan, dict) or set(plan) != set(PLAN):
                 raise Unreadable("a plan that is not one of ours")
-            local, model = Local.model_validate(plan["local"]), Model.model_validate(plan["model"])
-            seed, classes = int(plan["seed"]), int(plan["classes"])
-        except (ValueError, TypeError) as error:
-            first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            raise Unreadable(f"a plan that cannot be followed ({first})") from None
-        for name in (model.name, local.algorithm):
-            if ":" in str(name) and name not in self.identity.allow:
-                raise BadExperiment(f"the server asks for {name}, which this device does not allow: join with --allow")
+            classes, model = int(plan["classes"]), str(plan["model"])
+            for name in (model, plan["algorithm"]["name"], *plan["transforms"]):
+                self.check_allowed(str(name))  # before anything is imported
+            keys = {key: plan[key] for key in ("seed", "algorithm", "local", "transforms")}
+            experiment = Experiment(model={"name": model}, **keys)
+        except (ValueError, TypeError, KeyError) as error:
+            raise Unreadable(f"a plan that cannot be followed ({type(error).__name__})") from None
         dataset = self.like(plan["shape"], classes, plan["scale"], plan["shift"])
-        algorithm = algorithms.build(local, seed)
-        flat_model = FlatModel(zoo.build(model.name, dataset.shape, classes, seed), objective=algorithm.objective)
+        trainer = build_trainer(experiment, dataset.shape, classes)
         rows = np.arange(self.samples)
 
         def mine(k: int) -> Ints:
             return rows
 
         alone = Fleet(np.array([len(rows)]), np.zeros(1, np.int32), mine, mine)
-        return InProcess(algorithm, flat_model, dataset, alone, local, seed)
+        return InProcess(trainer, dataset, alone)
+
+    def check_allowed(self, name: str) -> None:
+        if ":" in name and name not in self.identity.allow:
+            raise BadExperiment(f"the server asks for {name}, which this device does not allow: join with --allow")
 
     def like(self, shape: list[int], classes: int, scale: Any, shift: Any) -> Dataset:
         """Our data as the federation sees them: standardised by the server's numbers where it has them. A copy, so that

@@ -19,7 +19,7 @@ from fedcluster.flower.messages import Unreadable, pack, pack_tensors, pack_with
 from fedcluster.flower.registry import Registration, Registry, read_registration
 from fedcluster.flower.transport import GONE, SILENT, Found, Notifier, Reply, Transport, opened, printable
 from fedcluster.state import Message as Tensors
-from fedcluster.training.acceptance import UNSENT, Update
+from fedcluster.state import Unsent, Update
 from fedcluster.training.executors.in_process import DeviceStates
 
 ASK = 600.0  # seconds that a node has to say who it is: it may have to load its data first, and nobody waits for it
@@ -109,7 +109,9 @@ class NodeDirectory:
 class NoExecutor:
     """The executor of a run for which no device is asked."""
 
-    def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+    def train(
+        self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates
+    ) -> Iterator[Update | Unsent]:
         return iter(())
 
     def close(self) -> None:
@@ -128,7 +130,9 @@ class Federation:
         self.sent: Tensors = {}  # in this cycle
         self.began: dict[int, int] = {}  # the last turn that each device of the cycle had finished when it began
 
-    def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+    def train(
+        self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates
+    ) -> Iterator[Update | Unsent]:
         self.directory.look()
         if phase == 0:
             self.sent, self.began = {}, {}
@@ -159,9 +163,9 @@ class Federation:
             else:
                 yield self.update(k, cycle, phase, turn, reply, device_states)
 
-    def unsent(self, cycle: Cycle, k: int) -> Update:
+    def unsent(self, cycle: Cycle, k: int) -> Unsent:
         self.remark(cycle, k, GONE)
-        return Update(k, cycle.round, cycle.cycle, UNSENT)
+        return Unsent(k)
 
     def update(self, k: int, cycle: Cycle, phase: int, turn: int, reply: Reply, device_states: DeviceStates) -> Update:
         facts, tensors = reply

@@ -15,7 +15,7 @@ from fedcluster.flower.executor import REMEMBERS, Federation, NodeDirectory, NoE
 from fedcluster.flower.registry import ROOM, LiveSchedule, Registry
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.training.evaluation import Evaluator
-from fedcluster.training.setup import Setup, check_output, untried
+from fedcluster.training.setup import Setup, build_trainer, check_output
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def prepare(schedule: LiveSchedule, say: Say) -> Setup:
                 f"data.name: {dataset.name} has samples {list(dataset.shape)}, but the devices have {list(shape)}"
             )
         classes = dataset.classes
-    algorithm, optimizer = algorithms.build(experiment.local, experiment.seed), algorithms.optimizer(experiment.server)
-    flat_model = untried(experiment, shape, classes, "cpu", algorithm.objective)
+    trainer, optimizer = build_trainer(experiment, shape, classes), algorithms.optimizer(experiment.server)
+    algorithm, flat_model = trainer.algorithm, trainer.flat_model
     if dataset is not None:
         check_output(flat_model, dataset)
     start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size)
@@ -71,6 +71,7 @@ def prepare(schedule: LiveSchedule, say: Say) -> Setup:
         schedule=schedule,
         flat_model=flat_model,
         algorithm=algorithm,
+        transforms=trainer.transforms,
         optimizer=optimizer,
         executor=NoExecutor(),
         clock=None,
@@ -109,8 +110,10 @@ def plan_for(setup: Setup, registry: Registry) -> str:
         experiment.seed,
         list(registry.entries[0].shape),
         registry.classes if dataset is None else dataset.classes,
-        {"name": keys["model"]["name"]},
+        keys["model"]["name"],
+        keys["algorithm"],
         keys["local"],
+        keys["transforms"],
         dataset.scale.reshape(-1).tolist() if scaled and dataset and dataset.scale is not None else None,
         dataset.shift.reshape(-1).tolist() if scaled and dataset and dataset.shift is not None else None,
     )

@@ -31,8 +31,9 @@ from fedcluster.fleet.schedule import Cycle, Schedule
 from fedcluster.flower.messages import Unreadable
 from fedcluster.flower.registry import elsewhere
 from fedcluster.flower.transport import KINDS, Transport
+from fedcluster.state import Accepted, Update
 from fedcluster.state import Message as Tensors
-from fedcluster.training.acceptance import Accepted, Update, accept
+from fedcluster.training.acceptance import accept
 from fedcluster.training.norm_bound import lower_median, most, remember, squares, too_far
 
 ARRAYS = KINDS | {"ArrayRecord", "Array", "ArrayChunk", "MetricRecord"}

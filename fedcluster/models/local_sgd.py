@@ -108,7 +108,7 @@ def replace_by(returned: object, gradient: Tensor) -> None:
     if not isinstance(returned, Tensor) or returned.shape != gradient.shape:
         what = f"a tensor of shape {list(returned.shape)}" if isinstance(returned, Tensor) else repr(returned)[:80]
         raise BadExperiment(
-            f"local.algorithm: the local rule returned {what}; return a gradient of shape {list(gradient.shape)}, "
+            f"algorithm.name: the local rule returned {what}; return a gradient of shape {list(gradient.shape)}, "
             "or change the one given in place and return None"
         )
     gradient.copy_(returned)

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from fedcluster.files import write_atomically
 from fedcluster.runs.ledger import COUNTS, Ledger
-from fedcluster.training.norm_bound import WINDOW
-from fedcluster.state import Message, State, Time
+from fedcluster.state import NORM_WINDOW, Message, State, Time
 
 KEEP = 2
 ASIDE = "evaluated"  # the folder, beside that of the others, of the newest checkpoint from before the current round
@@ -218,7 +217,7 @@ def restore(path: Path, start: State, initial_device_state: Message, devices: in
     ledger = Ledger(devices)
     ledger.restore(book, position.counts)
     time = Time(**position.time.model_dump())
-    norms = {name: tuple(medians[-WINDOW:]) for name, medians in position.norms.items()}
+    norms = {name: tuple(medians[-NORM_WINDOW:]) for name, medians in position.norms.items()}
     state = State(model, server, device_states, position.round, position.cycle, time, start.size, norms)
     return Stored(state, ledger, position.seconds, position.record)
 

@@ -1,17 +1,14 @@
 """The ledger: every message that a device received or sent. One download and one upload a round, no more."""
 
-import json
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcluster.training.acceptance import ELSEWHERE, UNSENT, Update
 from fedcluster.errors import BudgetExceeded
 from fedcluster.fleet.fleet import Ints
-from fedcluster.training.executors.distributed import all_reduce_sum, all_gather_text
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.state import Message
+from fedcluster.state import Message, Remote, Reply, Unsent, Update
 
 COUNTS = ("aggregations", "device_updates", "downloads", "uploads", "bytes_down", "bytes_up", "refused")
 
@@ -45,12 +42,12 @@ class Ledger:
         self.broadcast = size(message)
         self.counts["bytes_down"] += len(cycle.cohort) * self.broadcast
 
-    def receive(self, updates: Iterable[Update], cycle: Cycle, upload_spec: Message, phase: int = 0) -> Iterator[Update]:
-        """Devices upload, one after the other. Strangers and repeats are not on the books: accept refuses them. Nor is
-        the download of a device that the broadcast could not be sent to."""
+    def receive(self, replies: Iterable[Reply], cycle: Cycle, upload_spec: Message, phase: int = 0) -> Iterator[Update]:
+        """Count the uploads of a cohort and pass on those that this process has. Updates of strangers and second updates
+        are not counted: `accept` refuses them. A download that could not be sent is taken off the count."""
         waiting = set(cycle.cohort.tolist()) if len(self.uploads) and upload_spec else set()
-        for update in updates:
-            if update.message is UNSENT:
+        for update in replies:
+            if isinstance(update, Unsent):
                 self.downloads[update.device] -= 1
                 self.counts["downloads"] -= 1
                 self.counts["bytes_down"] -= self.broadcast
@@ -63,8 +60,9 @@ class Ledger:
                 self.uploads[update.device] += 1
                 self.counts["uploads"] += 1
                 self.counts["device_updates"] += "model" in upload_spec
-                self.counts["bytes_up"] += size(upload_spec if update.message is ELSEWHERE else update.message)
-            yield update
+                self.counts["bytes_up"] += size(upload_spec if isinstance(update, Remote) else update.message)
+            if not isinstance(update, Remote):
+                yield update
         self.missing = sorted({*self.missing, *waiting})
 
     def fail(self, devices: Ints, part: list[Ints]) -> None:
@@ -72,17 +70,15 @@ class Ledger:
         self.last_download[devices], self.last_upload[devices] = part[2:]
 
     def refuse(self, update: Update, reason: str) -> None:
-        """An update that accept turned away; the reasons of a cycle are kept until it is closed."""
+        """Note an update that `accept` refused: its position among the uploads, its device and the reason."""
         self.refusals.append((self.received, update.device, reason))
 
-    def close(self, changed: bool) -> list[tuple[int, str]]:
-        """The cycle is over: count its aggregation if it changed the model, and hand over its refusals, those of all
-        ranks, in the order in which the updates came."""
+    def finish_cycle(self, changed: bool) -> list[tuple[int, str]]:
+        """Count the cycle's aggregation if it changed the model, and return its refusals (device, reason) in the order
+        in which the updates came."""
         self.counts["aggregations"] += bool(len(self.downloads)) and changed
-        refused = all_reduce_sum(len(self.refusals))
-        self.counts["refused"] += refused
-        everybodys = all_gather_text(json.dumps(self.refusals)) if refused else []
-        refusals = sorted(tuple(refusal) for text in everybodys for refusal in json.loads(text))
+        self.counts["refused"] += len(self.refusals)
+        refusals = sorted(self.refusals)
         self.refusals, self.received = [], 0
         return [(device, reason) for _, device, reason in refusals]
 

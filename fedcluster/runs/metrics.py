@@ -122,7 +122,7 @@ class Recorder:
         cycle = outcome.reported
         spent = time.perf_counter() - self.mark
         self.seconds += spent
-        refusals = self.ledger.close(changed)
+        refusals = self.ledger.finish_cycle(changed)
         number = self.ledger.counts["refused"] - self.refused
         self.refused += number
         for device, reason in refusals[:3]:

@@ -1,41 +1,14 @@
 """Accept: the trust boundary between what devices send and what reaches the average."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.kernels import library as compiled
-from fedcluster.state import Message
+from fedcluster.state import Accepted, Message, Update
 from fedcluster.training.norm_bound import Norms
-
-ELSEWHERE: Message = {}
-"""In place of the message of a device that another rank has trained, and has accepted or refused."""
-UNSENT: Message = {}
-"""In place of the message of a device to which the broadcast could not be sent."""
-
-
-@dataclass(frozen=True, eq=False)
-class Update:
-    """What one device uploads, and what it says of itself. Nothing in it is believed yet. `fault` says why what came
-    over a network could not even be read."""
-
-    device: int
-    round: int
-    cycle: int
-    message: Message
-    fault: str | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Accepted:
-    """A message fit for aggregation, with the device's share of the cohort's weight as the server knows it."""
-
-    device: int
-    weight: float
-    message: Message
 
 
 def accept(
@@ -45,14 +18,12 @@ def accept(
     refuse: Callable[[Update, str], None],
     norms: Norms | None = None,
 ) -> Iterator[Accepted]:
-    """Let through what is finite, of the names, shapes and types of `form`, within the bounds of `norms`, from a
+    """Let through what is finite, of the names, shapes and types of `upload_spec`, within the bounds of `norms`, from a
     member of this cohort, for this cycle, once. Everything else goes to `refuse` with the reason."""
     shares = cycle.weights / cycle.weights.sum()
     members = dict(zip(cycle.cohort.tolist(), shares.tolist(), strict=True))
     done: set[int] = set()
     for update in updates:
-        if update.message is ELSEWHERE:
-            continue
         reason = fault(update, cycle, members, done) or misfit(update.message, upload_spec)
         reason = reason or (norms.fault(update.device, update.message) if norms else unbounded(update.message))
         if reason:

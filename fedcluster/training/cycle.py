@@ -9,11 +9,17 @@ import numpy as np
 from fedcluster.algorithms import FedAvg
 from fedcluster.fleet.clock import CycleOutcome, all_report, part
 from fedcluster.fleet.schedule import Cycle
+from fedcluster.rng import stream
 from fedcluster.runs.metrics import Recorder
-from fedcluster.state import Message, State
+from fedcluster.state import Accepted, Aggregate, Message, State
 from fedcluster.training import divergence
-from fedcluster.training.acceptance import Accepted, accept
-from fedcluster.training.executors.distributed import all_gather_norms, all_reduce_any
+from fedcluster.training.acceptance import accept
+from fedcluster.training.executors.distributed import (
+    all_gather_norms,
+    all_gather_refusals,
+    all_reduce_aggregate,
+    all_reduce_any,
+)
 from fedcluster.training.executors.in_process import DeviceStates
 from fedcluster.training.norm_bound import Norms
 from fedcluster.training.setup import Setup
@@ -51,6 +57,7 @@ def run_cycle(setup: Setup, recorder: Recorder, state: State, cycle: Cycle) -> C
             cycle = only(cycle, accepted)  # a device that is missing or refused is out for the rest of the cycle
     if setup.optimizer is not None:
         state = setup.optimizer.step(before, state)
+    recorder.ledger.refusals = all_gather_refusals(recorder.ledger.refusals)
     undone = None if divergence.whole(state) else divergence.undone(recorder, cycle.cycle, furthest)
     roll_back(state.devices, device_state, set() if undone else set(cycle.cohort.tolist()))
     state = replace(before if undone else state, cycle=cycle.cycle + 1, time=outcome.time)
@@ -68,10 +75,42 @@ def run_phase(
     uploads = ledger.receive(setup.executor.train(cycle, received, number, state.devices), cycle, upload_spec, number)
     accepted: set[int] = set()
     updates = noted(accept(uploads, cycle, upload_spec, ledger.refuse, norms), accepted)
-    state = phase.combine(state, updates, cycle)
+    aggregate = run_aggregation(setup, state, updates, cycle, received, phase, number)
+    if aggregate is not None:
+        state = phase.combine(state, aggregate, cycle)
     measured = all_gather_norms(norms.kept, cycle.cohort, upload_spec)
     furthest = [divergence.Moved(*one, cycle.cycle) for one in norms.furthest(measured)]
     return replace(state, norms=state.norms | norms.after(measured)), accepted, furthest
+
+
+def run_aggregation(
+    setup: Setup,
+    state: State,
+    updates: Iterable[Accepted],
+    cycle: Cycle,
+    received: Message,
+    phase: FedAvg,
+    number: int,
+) -> Aggregate | None:
+    """The aggregate of the accepted updates, those of all ranks. None when there is none, or nothing is uploaded."""
+    transforms, section, spec = setup.transforms, setup.experiment.aggregation, phase.aggregate_spec(state)
+    if not spec:
+        for _ in updates:
+            pass
+        return None
+    rng = stream(setup.experiment.seed, f"aggregation {number}", cycle.round, cycle.cycle)
+    aggregator = section.find()(spec, section.options, rng)
+    for update in updates:
+        if transforms:
+            place = (cycle.round, cycle.cycle, update.device)
+            update = replace(update, message=transforms.on_server(update.message, received, number, place))
+        aggregator.accumulate(*phase.contribution(state, update, cycle))
+    all_reduce_aggregate(aggregator)
+    aggregate: Aggregate | None = aggregator.finish()
+    if aggregate is None or not transforms:
+        return aggregate
+    message = transforms.on_aggregate(aggregate.message, received, number, cycle.round, cycle.cycle)
+    return replace(aggregate, message=message)
 
 
 def noted(updates: Iterable[Accepted], devices: set[int]) -> Iterator[Accepted]:

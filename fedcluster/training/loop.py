@@ -33,6 +33,7 @@ from fedcluster.training.executors.distributed import (
     all_reduce_sum,
     broadcast_state,
     check_ranks_match,
+    check_same_state,
     is_main_rank,
     process_group,
     restart_count,
@@ -117,7 +118,7 @@ def keep_budget(setup: Setup, strict: bool, display: Display) -> None:
     down, up = (len(messages) for messages in phase_tensor_names(setup.algorithm, setup.start))
     if (down, up) == (1, 1) or not setup.devices:
         return
-    name = setup.experiment.local.algorithm
+    name = setup.experiment.to_dict()["algorithm"]["name"]
     needs = f"{name} needs {down} downloads and {up} upload{'s' * (up != 1)} a device and round"
     if strict:
         raise BudgetExceeded(f"{needs}, and the budget is one of each: take another algorithm, or not --strict-budget")
@@ -168,6 +169,7 @@ def rounds(setup: Setup, recorder: Recorder, state: State) -> State:
             state = start
             continue
         state = replace(state, round=state.round + 1, cycle=0)
+        check_same_state(state)
         if is_main_rank():
             scores = setup.evaluate(state.model)
             divergence.check(setup, recorder, start.round, scores, moved)
@@ -219,7 +221,7 @@ def fingerprints(setup: Setup) -> dict[str, str]:
     }
     if setup.fleet.known.columns():
         found["fleet"] = setup.fleet.known.digest()
-    given = {"model code": setup.experiment.model.name, "algorithm": setup.experiment.local.algorithm}
+    given = {"model code": setup.experiment.model.name, "algorithm": setup.experiment.algorithm.name}
     return found | {what: code.digest(thing) for what, thing in given.items() if code.is_own(thing)}
 
 

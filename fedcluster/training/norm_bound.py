@@ -22,9 +22,8 @@ from torch import Tensor
 
 from fedcluster.experiment import Local
 from fedcluster.models.kernels import library as compiled
-from fedcluster.state import Message, State
+from fedcluster.state import NORM_WINDOW, Message, State
 
-WINDOW = 100  # cohorts whose medians are remembered
 GRADIENTS = ("gradient", "variate")  # parts whose scale is known before there is a median
 KEY = "accept.norm_bound"
 
@@ -83,7 +82,7 @@ def most(bound: float, before: Sequence[float], length: float, first: float) -> 
 
 
 def remember(before: Sequence[float], norms: list[float]) -> tuple[float, ...]:
-    return (*before, lower_median(norms))[-WINDOW:]
+    return (*before, lower_median(norms))[-NORM_WINDOW:]
 
 
 def lower_median(numbers: Sequence[float]) -> float:

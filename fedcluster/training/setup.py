@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedcluster import algorithms
+from fedcluster.algorithms.transforms import Transforms
 from fedcluster.data import sources
 from fedcluster.data.dataset import Dataset
 from fedcluster.errors import BadData, BadExperiment
@@ -26,7 +27,7 @@ from fedcluster.runs.progress import Display
 from fedcluster.state import Message, State
 from fedcluster.training.evaluation import Evaluator
 from fedcluster.training.executors.distributed import Distributed, broadcast_array, is_distributed
-from fedcluster.training.executors.in_process import Executor, InProcess
+from fedcluster.training.executors.in_process import Executor, InProcess, Trainer
 from fedcluster.training.executors.processes import Workers, sendable
 from fedcluster.training.executors.stacked import Stacked, faster, stackable
 from fedcluster.training.survey import gradient_sketches
@@ -45,6 +46,7 @@ class Setup:
     schedule: Schedule
     flat_model: FlatModel
     algorithm: algorithms.FedAvg
+    transforms: Transforms
     optimizer: algorithms.ServerOptimizer | None
     executor: Executor
     clock: clocks.Clock | None
@@ -72,8 +74,9 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
     )
     central = experiment.method == "centralized"
     local = pooled_budget(experiment, everyone, schedule, display) if central else experiment.local
-    algorithm = algorithms.Centralized(local) if central else algorithms.build(local, seed)
-    flat_model = build_model(experiment, dataset, device, algorithm.objective)
+    trainer = build_trainer(experiment, dataset.shape, dataset.classes, device, local)
+    algorithm, flat_model = trainer.algorithm, trainer.flat_model
+    check_output(flat_model, dataset)
     if flat_model.could_be_compiled and compiled.library() is None:
         display.say(f"training with torch, which is slower for this model: {compiled.why_torch}")
     evaluate = Evaluator(flat_model, dataset, everyone, seed)
@@ -97,8 +100,9 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
         schedule=schedule,
         flat_model=flat_model,
         algorithm=algorithm,
+        transforms=trainer.transforms,
         optimizer=optimizer,
-        executor=InProcess(algorithm, flat_model, dataset, everyone, local, seed),
+        executor=InProcess(trainer, dataset, everyone),
         clock=clock,
         evaluate=evaluate,
         start=start,
@@ -110,20 +114,33 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
 def build_model(
     experiment: Experiment, dataset: Dataset, device: str = "cpu", objective: Objective = cross_entropy
 ) -> FlatModel:
-    """The model at its start W_0."""
-    flat_model = untried(experiment, dataset.shape, dataset.classes, device, objective)
+    """The model at its start W_0, for this objective. It is checked against the data."""
+    flat_model = start_model(experiment, dataset.shape, dataset.classes, device, objective)
     check_output(flat_model, dataset)
     return flat_model
 
 
-def untried(
+def start_model(
     experiment: Experiment, shape: tuple[int, ...], classes: int, device: str, objective: Objective
 ) -> FlatModel:
-    """The model at its start, where there may be no data to try it on."""
     flat_model = FlatModel(zoo.build(experiment.model.name, shape, classes, experiment.seed), device, objective)
     if experiment.model.init is not None:
         flat_model.load(load_weights(located(experiment.model.init, "model.init"), flat_model, "model.init"))
     return flat_model
+
+
+def build_trainer(
+    experiment: Experiment, shape: tuple[int, ...], classes: int, device: str = "cpu", local: Local | None = None
+) -> Trainer:
+    """What trains on a device: the same for the simulator, a worker process, a rank, and a federation's server and
+    devices. `local` replaces the experiment's, for centralized training."""
+    local = local or experiment.local
+    central = experiment.method == "centralized"
+    algorithm = (
+        algorithms.Centralized(local) if central else algorithms.build(experiment.algorithm, local, experiment.seed)
+    )
+    flat_model = start_model(experiment, shape, classes, device, algorithm.objective)
+    return Trainer(algorithm, flat_model, local, experiment.seed, Transforms(experiment.transforms, experiment.seed))
 
 
 def build_clusters(
@@ -153,10 +170,7 @@ def unequal_clusters(setup: Setup) -> str | None:
 def executor_of(experiment: Experiment, dataset: Dataset) -> InProcess:
     """What a worker process needs, built from the experiment: the same for everyone who builds it."""
     everyone = fleet.build(experiment.fleet, dataset, experiment.seed)
-    algorithm = algorithms.build(experiment.local, experiment.seed)
-    module = zoo.build(experiment.model.name, dataset.shape, dataset.classes, experiment.seed)
-    flat_model = FlatModel(module, objective=algorithm.objective)
-    return InProcess(algorithm, flat_model, dataset, everyone, experiment.local, experiment.seed)
+    return InProcess(build_trainer(experiment, dataset.shape, dataset.classes), dataset, everyone)
 
 
 def choose_executor(setup: Setup, workers: int, cohorts: str, display: Display) -> Setup:
@@ -166,6 +180,11 @@ def choose_executor(setup: Setup, workers: int, cohorts: str, display: Display) 
     assert isinstance(here, InProcess)
     setup.evaluate.threads = workers
     if is_distributed():
+        if not hasattr(experiment.aggregation.find(), "reduce"):
+            raise BadExperiment(
+                f"aggregation.name: {experiment.to_dict()['aggregation']['name']} has no method reduce, by which ranks "
+                "merge their parts of a cohort: run it without torchrun, or add reduce"
+            )
         return replace(setup, executor=Distributed(here))
     largest = max(setup.schedule.round(0), key=lambda cycle: len(cycle.cohort))
     count = min(workers, len(largest.cohort)) if here.flat_model.device.type == "cpu" else 1
@@ -253,7 +272,7 @@ def pooled_budget(experiment: Experiment, everyone: fleet.Fleet, schedule: Sched
             f"centralized training takes {steps:,} step{'s' * (steps > 1)} of {one_step:,} samples a round, "
             f"{steps * one_step:,} in all; the fleet's cohorts use {spent:,.0f}{average}"
         )
-    return local.model_copy(update={"algorithm": "fedavg", "steps": steps, "batch": options.batch})
+    return local.model_copy(update={"steps": steps, "batch": options.batch})
 
 
 def samples_a_round(schedule: Schedule, everyone: fleet.Fleet, local: Local) -> float:

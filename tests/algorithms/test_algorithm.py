@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import fedcluster
 from fedcluster.algorithms import FedAvg
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Local
+from fedcluster.experiment import Local, Section
 from fedcluster.rng import stream
 from fedcluster.runs.progress import Display
 from fedcluster.training import setup as prepare
@@ -210,8 +210,8 @@ def test_a_local_rule_that_returns_something_else_is_refused(returned: Any) -> N
 
 
 class Scaled(FedAvg):
-    def __init__(self, options: Local, factor: float = 1.0) -> None:
-        super().__init__(options)
+    def __init__(self, local: Local, options: Section | None = None, seed: int = 0, factor: float = 1.0) -> None:
+        super().__init__(local, options, seed)
         self.factor = factor
 
     def correct(self, gradient: torch.Tensor, w: torch.Tensor, received: torch.Tensor) -> None:
@@ -221,7 +221,7 @@ class Scaled(FedAvg):
 def test_a_partial_of_an_algorithm_is_an_algorithm() -> None:
     half = natural(algorithm=partial(Scaled, factor=0.5))
     torch.testing.assert_close(weights(half), weights(natural(lr=0.05)), rtol=1e-5, atol=1e-7)
-    assert half.to_dict()["local"]["algorithm"] == "tests.algorithms.test_algorithm:Scaled(factor=0.5)"
+    assert half.to_dict()["algorithm"]["name"] == "tests.algorithms.test_algorithm:Scaled(factor=0.5)"
     assert half.digest() != natural(algorithm=partial(Scaled, factor=0.25)).digest()
     rule = partial(lambda gradient, w, received, factor: gradient.mul_(factor), factor=0.5)
     torch.testing.assert_close(weights(natural(algorithm=rule)), weights(half))

@@ -99,7 +99,12 @@ def reference(described: fedcluster.Experiment, clusters: list[list[int]]) -> ND
         gradient=softmax_regression if described.model.name is softmax else relu_network(HIDDEN),
         batches=batches,
     )
-    return simulate(problem, str(local.algorithm), local.model_dump(), described.server.model_dump())
+    return simulate(
+        problem,
+        str(described.algorithm.name),
+        local.model_dump() | dict(described.algorithm),
+        described.server.model_dump(),
+    )
 
 
 ROWS: list[tuple[str, dict[str, Any]]] = [
@@ -300,14 +305,14 @@ def test_every_message_is_on_the_ledger(
 @pytest.mark.parametrize(
     ("local", "said"),
     [
-        ({"algorithm": "fedprox", "mu": -1.0}, "local.mu = -1.0 is not allowed"),
+        ({"algorithm": "fedprox", "mu": -1.0}, "algorithm.mu = -1.0 is not allowed"),
         ({"steps": [30, 10]}, "local.steps = [30, 10] is not allowed: a range is [least, most]"),
         ({"algorithm": "vrl_sgd", "optimizer": "adam"}, 'local.optimizer = "adam" is not allowed with algorithm = '),
         ({"algorithm": "fednova", "optimizer": "adam"}, "use sgd or momentum"),
         ({"algorithm": "scaffold", "optimizer": "momentum"}, 'algorithm = "scaffold" and option = "II": use sgd'),
-        ({"algorithm": "scaffold", "option": "III"}, "local.option"),
+        ({"algorithm": "scaffold", "option": "III"}, "algorithm.option"),
         ({"algorithm": "scafold"}, "use one of fedavg, fedprox, scaffold"),
-        ({"algorithm": "fedmax", "beta": float("inf")}, "local.beta"),
+        ({"algorithm": "fedmax", "beta": float("inf")}, "algorithm.beta"),
     ],
 )
 def test_bad_options_are_named(local: dict[str, Any], said: str) -> None:

@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedcluster
+from fedcluster.algorithms.registry import ALGORITHMS
 from fedcluster.algorithms.vrl_sgd import VrlSgd
-from fedcluster.experiment import ALGORITHMS
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models import flat_model as flat_models
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Recorder
 from fedcluster.runs.progress import Display
-from fedcluster.state import Message, State
+from fedcluster.state import Accepted, Message, State, Update
 from fedcluster.training import cycle
 from fedcluster.training import loop as training
 from fedcluster.training import setup as prepare
-from fedcluster.training.acceptance import Accepted, Update, accept
+from fedcluster.training.acceptance import accept
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 from tests.algorithms.test_algorithms import ALL, CLUSTERS, experiment, ours
 from tests.conftest import blobs

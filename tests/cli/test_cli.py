@@ -28,7 +28,7 @@ def test_run_writes_everything(cli: Run, here: Here, write_experiment: Write, tm
     names = {"experiment.toml", "run.json", "metrics.jsonl", "cycles.jsonl", "model.safetensors", "curves.png"}
     assert names | {"checkpoint", ".lock"} == {path.name for path in out.iterdir()}
     resolved = fedcluster.load(out / "experiment.toml")
-    assert (resolved.clusters.count, resolved.local.algorithm, resolved.local.eps) == (4, "fedprox", 1e-8)
+    assert (resolved.clusters.count, resolved.algorithm.name, resolved.local.eps) == (4, "fedprox", 1e-8)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
     cohort = 6  # half of twelve devices: one or two of each cluster's three

@@ -251,7 +251,7 @@ def simulated(federation: Federation, experiment: fedcluster.Experiment) -> byte
     setup = prepare.prepare(experiment.override(data={"name": dataset}, fleet=Fleet(partition="natural")), Display())
     old = setup.executor
     assert isinstance(old, InProcess)
-    executor = Honest(old.algorithm, old.flat_model, old.dataset, setup.fleet, old.options, old.seed)
+    executor = Honest(old.trainer, old.dataset, setup.fleet)
     object.__setattr__(setup, "executor", executor)
     with training.repeatable():
         state = training.train(setup, Recorder(None, Display(), Ledger(setup.devices)), setup.start)

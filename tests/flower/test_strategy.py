@@ -21,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedcluster.flower import FedCluster, strategy
 from fedcluster.flower.node import Line, connected
 from fedcluster.flower.superlink import SuperLink
-from fedcluster.training.acceptance import Accepted
+from fedcluster.state import Accepted
 from tests.federation import until
 
 pytestmark = pytest.mark.xdist_group("federation")

@@ -16,10 +16,10 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Recorder, read_lines
 from fedcluster.runs.progress import Display
-from fedcluster.state import Message
+from fedcluster.state import Message, Unsent, Update
 from fedcluster.training import loop as training
 from fedcluster.training import setup as prepare
-from fedcluster.training.acceptance import UNSENT, Update, accept
+from fedcluster.training.acceptance import accept
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
 CYCLE = Cycle(round=4, cycle=1, cluster=0, cohort=np.array([2, 5, 7]), weights=np.array([0.1, 0.2, 0.3]))
@@ -95,7 +95,7 @@ def attacked(described: fedcluster.Experiment, kind: type[InProcess]) -> tuple[t
     setup = prepare.prepare(described, Display())
     old = setup.executor
     assert isinstance(old, InProcess)
-    executor = kind(old.algorithm, old.flat_model, old.dataset, setup.fleet, old.options, old.seed)
+    executor = kind(old.trainer, old.dataset, setup.fleet)
     object.__setattr__(setup, "executor", executor)
     recorder = Recorder(None, Display(), Ledger(setup.devices))
     return training.train(setup, recorder, setup.start).model, recorder
@@ -134,14 +134,14 @@ def test_a_round_in_which_every_cycle_fails_is_taken_again_from_where_it_began(t
     class ServerUnavailable(InProcess):
         left = 2  # cycles
 
-        def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+        def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Any]:
             if cycle.round != 1 or not self.left:
                 yield from super().train(cycle, received, phase, device_states)
                 return
             self.left -= 1
             here = cycle.cohort[: 1 - cycle.cycle]
             for k in cycle.cohort[len(here) :].tolist():
-                yield Update(k, cycle.round, cycle.cycle, UNSENT)
+                yield Unsent(k)
             yield from super().train(replace(cycle, cohort=here), received, phase, device_states)
 
     described = experiment().override(**{"local.algorithm": "scaffold"})
@@ -150,7 +150,7 @@ def test_a_round_in_which_every_cycle_fails_is_taken_again_from_where_it_began(t
         setup = replace(prepare.prepare(described, Display()), min_updates=2)
         old = setup.executor
         assert isinstance(old, InProcess)
-        executor = kind(old.algorithm, old.flat_model, old.dataset, setup.fleet, old.options, old.seed)
+        executor = kind(old.trainer, old.dataset, setup.fleet)
         (tmp_path / kind.__name__).mkdir()
         recorders.append(Recorder(tmp_path / kind.__name__, Display(), Ledger(setup.devices)))
         with closing(recorders[-1]):

@@ -18,11 +18,10 @@ from fedcluster.runs import metrics as record
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Recorder
 from fedcluster.runs.progress import Display
-from fedcluster.state import Message, State
+from fedcluster.state import NORM_WINDOW, Message, State, Update
 from fedcluster.training import loop as training
 from fedcluster.training import norm_bound as norms
 from fedcluster.training import setup as prepare
-from fedcluster.training.acceptance import Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 from fedcluster.training.norm_bound import Norms
 
@@ -86,7 +85,7 @@ def test_the_bound_is_ten_times_the_median_and_never_below_the_length_of_the_mod
     assert found.kept == {8: pytest.approx({"model": 6.0, "gradient": 0.5})}
     after = found.after(found.kept)
     assert after == {"model": (*past["model"], 6.0), "gradient": pytest.approx((0.1, 0.2, 0.5))}
-    assert len(bounds(model, {"model": (1.0,) * norms.WINDOW}).after(found.kept)["model"]) == norms.WINDOW
+    assert len(bounds(model, {"model": (1.0,) * NORM_WINDOW}).after(found.kept)["model"]) == NORM_WINDOW
     assert found.furthest({8: {"model": 6.0, "gradient": 0.25}}) == [(3.0, 8)]
 
 

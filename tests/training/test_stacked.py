@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fedcluster
-from fedcluster.experiment import ALGORITHMS
+from fedcluster.algorithms.registry import ALGORITHMS
 from fedcluster.runs.progress import Display
 from fedcluster.training import setup as prepare
 from fedcluster.training.executors import stacked

@@ -1,64 +1,52 @@
-"""The aggregate: the cohort's weighted average.
+"""The weighted mean of a cohort.
 
     W = sum_k p_k w_k / sum_k p_k
 
-The weights are renormalised by the total of those that came back. Each p_k w_k is rounded to a multiple of 2^-40,
-far below what float32 can hold of a weight; sums of such numbers are exact in float64 (below 2^13, beyond which no
-trained weight lies), so that their order, and with it who computed what, cannot change the result. One vector is
-held, whatever the size of the cohort; under torchrun one reduction of it adds what the other ranks have.
+The weights are renormalised by the total of the accepted updates. Each p_k w_k is rounded to a multiple of 2^-40, far
+below the precision of a float32 weight; sums of such numbers are exact in float64 below 2^13, which no trained weight
+exceeds. So the order of the updates, and which process trained which device, cannot change the result. Memory is one
+float64 vector, whatever the size of the cohort; under torchrun the ranks reduce that vector once.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
+from numpy.random import Generator
 from torch import Tensor
-from torch import distributed as ranks
 
-from fedcluster.errors import LostRank
+from fedcluster.experiment import Section
 from fedcluster.models.kernels import library as compiled
-from fedcluster.state import Message
+from fedcluster.state import Aggregate, Message
 
 GRID = 1.5 * 2.0**12  # added to a float64 below 2^12, it leaves no room for bits below 2^-40
 
 
-def average(weighted: Iterable[tuple[float, Message]], like: Message) -> Message | None:
-    """The average of (weight, message) pairs, messages of the form of `like`; None when there are none anywhere."""
-    found = average_and_total(weighted, like)
-    return None if found is None else found[0]
+class Mean:
+    class Options(Section):
+        pass
 
+    def __init__(self, spec: Message, options: Options | None = None, rng: Generator | None = None) -> None:
+        sizes = [tensor.numel() for tensor in spec.values()]
+        device = next(iter(spec.values())).device
+        self.total = torch.zeros(sum(sizes) + 1, dtype=torch.float64, device=device)  # the last one is the weight
+        self.sums = dict(zip(spec, torch.split(self.total[:-1], sizes), strict=True))
+        self.weight = 0.0
 
-def average_and_total(weighted: Iterable[tuple[float, Message]], like: Message) -> tuple[Message, float] | None:
-    """The same, and the total weight of what was averaged, on all ranks."""
-    sizes = [tensor.numel() for tensor in like.values()]
-    device = next(iter(like.values())).device
-    total = torch.zeros(sum(sizes) + 1, dtype=torch.float64, device=device)
-    sums = dict(zip(like, torch.split(total[:-1], sizes), strict=True))
-    weights = 0.0
-    for weight, message in weighted:
-        for name, sum_ in sums.items():
+    def accumulate(self, message: Message, weight: float) -> None:
+        for name, sum_ in self.sums.items():
             accumulate(sum_, message[name], weight)
-        weights += weight + GRID - GRID
-    total[-1] = weights
-    if ranks.is_initialized():
-        all_reduce(total)
-    share = float(total[-1])
-    return ({name: sum_.div_(share).to(torch.float32) for name, sum_ in sums.items()}, share) if share > 0 else None
+        self.weight += weight + GRID - GRID
 
+    def reduce(self, all_reduce: Callable[[Tensor], None]) -> None:
+        self.total[-1] = self.weight
+        all_reduce(self.total)
+        self.weight = float(self.total[-1])
 
-def all_reduce(total: Tensor) -> None:
-    """The sum over all ranks, in place."""
-    with collective():
-        ranks.all_reduce(total)
-
-
-@contextmanager
-def collective() -> Iterator[None]:
-    """All ranks at once: one that does not come is lost."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise LostRank(f"another rank is gone ({str(error).splitlines()[0][:120]}); see its own output") from None
+    def finish(self) -> Aggregate | None:
+        if self.weight <= 0:
+            return None
+        mean = {name: sum_.div_(self.weight).to(torch.float32) for name, sum_ in self.sums.items()}
+        return Aggregate(mean, self.weight)
 
 
 def accumulate(total: Tensor, vector: Tensor, weight: float) -> None:

@@ -11,7 +11,7 @@ FIGURES = ("fig2", "fig3", "fig4", "fig5", "fig6")
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "momentum": {"local.optimizer": "momentum", "local.momentum": 0.5},
     "Adam": {"local.optimizer": "adam"},
-    "FedProx": {"local.algorithm": "fedprox", "local.mu": 0.1},
+    "FedProx": {"algorithm.name": "fedprox", "algorithm.mu": 0.1},
 }
 TITLES = {
     "fig2": "Heterogeneity of devices, CIFAR-10",

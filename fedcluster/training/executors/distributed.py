@@ -10,20 +10,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
+from hashlib import sha256
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed
 
-from fedcluster.algorithms.aggregation.mean import all_reduce, collective
-from fedcluster.errors import NotAlike
+from fedcluster.algorithms.aggregation.registry import Aggregator
+from fedcluster.errors import LostRank, NotAlike
 from fedcluster.fleet.fleet import Floats, Ints
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.state import Message, State, Time
-from fedcluster.training.acceptance import ELSEWHERE, Update
+from fedcluster.state import NORM_WINDOW, Message, Remote, Reply, State, Time, Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
-from fedcluster.training.norm_bound import WINDOW
 
 
 class Distributed:
@@ -33,15 +32,15 @@ class Distributed:
         self.here = here
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
 
-    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
-        message: Message
+    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Reply]:
         for number, device in enumerate(cycle.cohort.tolist()):
-            message = ELSEWHERE
-            if number % self.world == self.rank:
-                place = (cycle.round, cycle.cycle, device)
-                message, kept = self.here.train_device(phase, place, received, device_states.get(device))
-                if kept:
-                    device_states[device] = kept
+            if number % self.world != self.rank:
+                yield Remote(device)
+                continue
+            place = (cycle.round, cycle.cycle, device)
+            message, kept = self.here.train_device(phase, place, received, device_states.get(device))
+            if kept:
+                device_states[device] = kept
             yield Update(device, cycle.round, cycle.cycle, message)
         for number, device in enumerate(cycle.cohort.tolist() if self.here.initial_device_state else []):
             device_states[device] = broadcast_tensors(
@@ -83,6 +82,45 @@ def is_main_rank() -> bool:
     return not is_distributed() or os.environ["RANK"] == "0"
 
 
+@contextmanager
+def collective() -> Iterator[None]:
+    """Around a collective: an error in it means that another rank is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostRank(f"another rank is gone ({str(error).splitlines()[0][:120]}); see its own output") from None
+
+
+def all_reduce(total: Tensor) -> None:
+    """The sum over all ranks, in place."""
+    with collective():
+        distributed.all_reduce(total)
+
+
+def all_reduce_aggregate(aggregator: Aggregator) -> None:
+    """Add up what the ranks have accumulated of one cohort."""
+    if distributed.is_initialized():
+        aggregator.reduce(all_reduce)
+
+
+def all_gather_refusals(refusals: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """The refusals of all ranks."""
+    if not all_reduce_sum(len(refusals)):
+        return []
+    return [tuple(refusal) for text in all_gather_text(json.dumps(refusals)) for refusal in json.loads(text)]
+
+
+def check_same_state(state: State) -> None:
+    """Compare a digest of the state among the ranks. They can differ only by a fault: an algorithm of the user's that
+    draws random numbers of its own, or a machine that computes differently."""
+    if not distributed.is_initialized():
+        return
+    digest = sha256()
+    for name, tensor in sorted({"model": state.model, **state.server}.items()):
+        digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    check_ranks_match({f"a model after round {state.round} with digest": digest.hexdigest()[:16]})
+
+
 def broadcast_state(state: State, initial_device_state: Message) -> State:
     """Everybody goes on from where rank 0 is. `new` is what a device that has not taken part keeps."""
     if not distributed.is_initialized():
@@ -104,7 +142,7 @@ def broadcast_state(state: State, initial_device_state: Message) -> State:
 
 def broadcast_medians(medians: tuple[float, ...], like: Tensor) -> tuple[float, ...]:
     """Rank 0's."""
-    table = torch.full((WINDOW,), -1.0, dtype=torch.float64)
+    table = torch.full((NORM_WINDOW,), -1.0, dtype=torch.float64)
     table[: len(medians)] = torch.tensor(medians, dtype=torch.float64)
     table = table.to(like.device)
     distributed.broadcast(table, 0)

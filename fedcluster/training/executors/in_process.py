@@ -1,10 +1,12 @@
 """The executor: trains a cohort. It may return fewer updates than it was given devices: devices fail."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
 from fedcluster.algorithms import FedAvg
+from fedcluster.algorithms.transforms import Transforms
 from fedcluster.data.dataset import Dataset
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Local
@@ -12,8 +14,8 @@ from fedcluster.fleet.fleet import Fleet
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches
-from fedcluster.state import Message
-from fedcluster.training.acceptance import Update, finite
+from fedcluster.state import Message, Reply, Update
+from fedcluster.training.acceptance import finite
 
 MOST_DRAWN = 2**27  # a gigabyte of places in the training set
 DeviceStates = dict[int, Message]
@@ -23,7 +25,7 @@ DeviceStates = dict[int, Message]
 class Executor(Protocol):
     """`received` is everything that the cohort was sent in this cycle, by this exchange and by those before it."""
 
-    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]: ...
+    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Reply]: ...
     def close(self) -> None: ...
 
 
@@ -37,24 +39,29 @@ def check_work(options: Local, fleet: Fleet) -> None:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Trainer:
+    """What trains on a device, wherever the device is: algorithm, model at W_0, [local], seed and transforms."""
+
+    algorithm: FedAvg
+    flat_model: FlatModel
+    local: Local
+    seed: int
+    transforms: Transforms
+
+
 class InProcess:
     """One device after the other, in this process, in the order of the cohort."""
 
-    def __init__(
-        self, algorithm: FedAvg, flat_model: FlatModel, dataset: Dataset, fleet: Fleet, options: Local, seed: int
-    ) -> None:
-        self.algorithm, self.flat_model, self.dataset, self.options, self.seed = (
-            algorithm,
-            flat_model,
-            dataset,
-            options,
-            seed,
-        )
-        check_work(options, fleet)
-        if flat_model.chain is not None:
-            flat_model.chain.check(dataset.y_train)
-        self.phases = algorithm.phases
-        self.initial_device_state = algorithm.initial_device_state(flat_model.w, flat_model.size)
+    def __init__(self, trainer: Trainer, dataset: Dataset, fleet: Fleet) -> None:
+        self.trainer, self.dataset = trainer, dataset
+        self.algorithm, self.flat_model, self.transforms = trainer.algorithm, trainer.flat_model, trainer.transforms
+        self.options, self.seed = trainer.local, trainer.seed
+        check_work(self.options, fleet)
+        if self.flat_model.chain is not None:
+            self.flat_model.chain.check(dataset.y_train)
+        self.phases = self.algorithm.phases
+        self.initial_device_state = self.algorithm.initial_device_state(self.flat_model.w, self.flat_model.size)
         self.rows = lru_cache(maxsize=4096)(fleet.sample_indices)
 
     def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
@@ -74,6 +81,7 @@ class InProcess:
         before = self.initial_device_state if device_states is None else device_states
         kept = dict(before)
         message = self.phases[phase].train(self.flat_model, received, batches, kept)
+        message = self.transforms.on_device(message, received, phase, place)
         return message, kept if all(finite(tensor) for tensor in kept.values()) else before
 
     def close(self) -> None:

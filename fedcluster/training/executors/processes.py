@@ -35,8 +35,7 @@ from fedcluster.experiment import Experiment
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.processes import GUARD, UNGUARDED, deaf_to_interrupts
 from fedcluster.runs.progress import Display
-from fedcluster.state import Message, State
-from fedcluster.training.acceptance import Update
+from fedcluster.state import Message, State, Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
 AHEAD = 2  # devices that a worker holds: one that it trains, one that waits so that it need not

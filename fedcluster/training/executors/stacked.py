@@ -16,8 +16,7 @@ from torch import Tensor
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel, Loss
 from fedcluster.models.local_sgd import Batches
-from fedcluster.state import Message
-from fedcluster.training.acceptance import Update
+from fedcluster.state import Message, Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
 ROOM = 256 * 2**20  # bytes of a stack on a CPU; on a GPU it is half of what is free
@@ -97,7 +96,9 @@ class Stacked:
                     mine = {name: rows[row].clone() for name, rows in memories.items()}
                     if mine and all(bool(torch.isfinite(tensor).all()) for tensor in mine.values()):
                         device_states[device] = mine
+                    place = (cycle.round, cycle.cycle, device)
                     message = {name: rows[row] for name, rows in sent.items()}
+                    message = here.transforms.on_device(message, received, phase, place)
                     yield Update(device, cycle.round, cycle.cycle, message)
 
     def flat_model(self, count: int) -> StackedModel:

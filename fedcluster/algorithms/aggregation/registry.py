@@ -1,0 +1,28 @@
+"""Aggregators: how the accepted updates of a cycle become one message. One literal table says which there are.
+
+An aggregator is made for every phase of every cycle, as `Aggregator(spec, options, rng)`: the names and shapes of the
+messages, its own section of the experiment, and a random stream of its own. Then come, in this order,
+
+    accumulate(message, weight)     for every accepted update; weights add up to the accepted share of the cohort
+    reduce(all_reduce)              under torchrun only: merge the ranks' parts; `all_reduce` sums a tensor in place
+    finish()                        the aggregate, or None when no rank has an update
+
+An aggregator without `reduce` is refused under torchrun.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fedcluster.algorithms.aggregation.mean import Mean
+from fedcluster.state import Aggregate, Message
+
+
+class Aggregator(Protocol):
+    def accumulate(self, message: Message, weight: float) -> None: ...
+    def reduce(self, all_reduce: Callable[[Tensor], None]) -> None: ...
+    def finish(self) -> Aggregate | None: ...
+
+
+AGGREGATORS: dict[str, Any] = {"mean": Mean}

@@ -1,0 +1,70 @@
+"""Transforms of an update: the place for clipping, noise and compression. None by default.
+
+    on_device(upload, received, rng)           on the device, after local training
+    on_server(upload, received, rng)           on the server, on an accepted update, before aggregation
+    on_aggregate(aggregate, received, rng)     on the server, after aggregation
+
+Each takes and returns a message: a dict of flat vectors with the same names, shapes and types. `received` is what the
+device downloaded in this cycle, with the model W under "model". `rng` is a separate stream for every transform, hook,
+phase, round, cycle and device. Transforms are called in the order in which the experiment lists them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.random import Generator
+
+from fedcluster.errors import BadExperiment
+from fedcluster.experiment import import_object
+from fedcluster.rng import stream
+from fedcluster.state import Message
+
+
+class UpdateTransform:
+    """Changes nothing. A transform derives from it and replaces what it needs."""
+
+    def on_device(self, upload: Message, received: Message, rng: Generator) -> Message:
+        return upload
+
+    def on_server(self, upload: Message, received: Message, rng: Generator) -> Message:
+        return upload
+
+    def on_aggregate(self, aggregate: Message, received: Message, rng: Generator) -> Message:
+        return aggregate
+
+
+class Transforms:
+    """The transforms of an experiment, in their order, with their random streams."""
+
+    def __init__(self, transforms: Sequence[Any] = (), seed: int = 0) -> None:
+        self.transforms, self.seed = [find(given) for given in transforms], seed
+
+    def __bool__(self) -> bool:
+        return bool(self.transforms)
+
+    def on_device(self, upload: Message, received: Message, phase: int, place: tuple[int, int, int]) -> Message:
+        return self.apply("on_device", upload, received, phase, place)
+
+    def on_server(self, upload: Message, received: Message, phase: int, place: tuple[int, int, int]) -> Message:
+        return self.apply("on_server", upload, received, phase, place)
+
+    def on_aggregate(self, aggregate: Message, received: Message, phase: int, round: int, cycle: int) -> Message:
+        return self.apply("on_aggregate", aggregate, received, phase, (round, cycle, 0))
+
+    def apply(
+        self, where: str, message: Message, received: Message, phase: int, place: tuple[int, int, int]
+    ) -> Message:
+        for number, transform in enumerate(self.transforms):
+            hook: Callable[[Message, Message, Generator], Message] = getattr(transform, where)
+            rng = stream(self.seed, f"transform {number} {where} {phase}", *place)
+            message = hook(message, received, rng)
+        return message
+
+
+def find(given: Any) -> UpdateTransform:
+    """A transform, or the class of one, itself or as package.module:name."""
+    found = import_object(given) if isinstance(given, str) else given
+    found = found() if isinstance(found, type) else found
+    if not isinstance(found, UpdateTransform):
+        raise BadExperiment(f"transforms: {given} is not derived from fedcluster.algorithms.UpdateTransform")
+    return found

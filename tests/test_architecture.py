@@ -1,0 +1,60 @@
+"""Imports point one way, and some libraries are used in one place only. See CONTRIBUTING.md."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import fedcluster
+
+ROOT = Path(fedcluster.__file__).parent
+ORDER = ["", "data", "fleet", "models", "algorithms", "runs", "training", "analysis", "cli"]
+ENTRANCES = {"__init__.py", "__main__.py"}  # they name everything, and import it late
+ONLY_IN = {
+    "torch.distributed": ("training/executors/distributed.py",),
+    "ctypes": ("models/kernels/", "allocator.py"),
+    "rich": ("runs/progress.py", "cli/"),
+    "matplotlib": ("plots.py",),
+    "flwr": ("flower/",),
+}
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def folder(module: str) -> str:
+    """The first folder below the package that a module is in; empty for the package's own files."""
+    first = module.split(".")[1]
+    return first if (ROOT / first).is_dir() else ""
+
+
+def may(source: str, target: str) -> bool:
+    if source == "flower":
+        return target not in ("analysis", "cli")
+    return target != "flower" and ORDER.index(target) <= ORDER.index(source) if source != "cli" else True
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for path in sorted(ROOT.rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        source = name.split("/")[0] if "/" in name else ""
+        for module in imports(path):
+            ours = module.startswith("fedcluster.") and name not in ENTRANCES
+            if ours and not may(source, folder(module)):
+                wrong.append(f"{name} imports {module}")
+            for library, places in ONLY_IN.items():
+                inside = any(place in name for place in places)
+                if not inside and (module + ".").startswith(library + "."):
+                    wrong.append(f"{name} imports {module}")
+    assert not wrong
+
+
+def test_the_package_says_that_it_has_types_and_exports_what_it_names() -> None:
+    assert (ROOT / "py.typed").exists()
+    assert all(hasattr(fedcluster, name) for name in fedcluster.__all__)
+    assert sorted(fedcluster.__all__) == fedcluster.__all__
