@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import tomli_w
 
+from fedcluster.experiment import Algorithm, Local
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Here = Callable[..., tuple[int, str, str]]
 
@@ -46,6 +48,14 @@ def blobs(seed: int = 0, devices: int = 7, features: int = 5, classes: int = 3) 
         "y_test": y_test,
         "device_train": np.repeat(np.arange(devices), sizes),
     }
+
+
+def algorithm_and_local(keys: dict[str, Any]) -> dict[str, Any]:
+    """The sections [algorithm] and [local] from keys of both; options of other algorithms are left out."""
+    name = keys.get("algorithm", "fedavg")
+    own = Algorithm(name=name).options_class().model_fields
+    local = {key: value for key, value in keys.items() if key in Local.model_fields}
+    return {"algorithm": {"name": name} | {key: keys[key] for key in own if key in keys}, "local": local}
 
 
 @pytest.fixture

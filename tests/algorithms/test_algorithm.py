@@ -20,7 +20,7 @@ from fedcluster.rng import stream
 from fedcluster.runs.progress import Display
 from fedcluster.training import setup as prepare
 from fedcluster.training.executors.in_process import InProcess
-from tests.conftest import blobs
+from tests.conftest import algorithm_and_local, blobs
 from tests.reference import algorithm_1
 from tests.runs.test_resume import essence
 
@@ -62,7 +62,7 @@ def test_agrees_with_numpy(algorithm: str, optimizer: str, clusters: list[list[i
             "participation": 1.0,
         },
         model={"name": "logistic", "init": str(tmp_path / "start.safetensors")},
-        local=options,
+        **algorithm_and_local(options),
     )
     fedcluster.run(experiment, tmp_path / "run", display=Display())
     ours = load_file(tmp_path / "run" / "model.safetensors")

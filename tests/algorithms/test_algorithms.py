@@ -15,7 +15,7 @@ from fedcluster.errors import BadExperiment, BudgetExceeded
 from fedcluster.models import flat_model as flat_models
 from fedcluster.rng import stream
 from fedcluster.runs.progress import Display
-from tests.conftest import blobs
+from tests.conftest import algorithm_and_local, blobs
 from tests.reference_algorithms import Problem, relu_network, simulate, softmax_regression
 from tests.runs.test_resume import essence
 
@@ -67,7 +67,7 @@ def experiment(
         fleet={"partition": "natural"},
         clusters={"method": "file", "path": str(folder / "clusters.csv"), "order": "cyclic", "participation": 1.0},
         model={"name": model},
-        local=LOCAL | {"algorithm": algorithm} | local,
+        **algorithm_and_local(LOCAL | {"algorithm": algorithm} | local),
         server=server or {},
     )
 

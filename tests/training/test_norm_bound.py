@@ -105,7 +105,7 @@ def poisoned(experiment: fedcluster.Experiment, poison: Any) -> tuple[State, Rec
     old = setup.executor
     assert isinstance(old, InProcess)
     kind = type("Kind", (Poisoned,), {"poison": staticmethod(poison)})
-    executor = kind(old.algorithm, old.flat_model, old.dataset, setup.fleet, old.options, old.seed)
+    executor = kind(old.trainer, old.dataset, setup.fleet)
     object.__setattr__(setup, "executor", executor)
     recorder = Recorder(None, display, Ledger(setup.devices))
     with training.repeatable():
