@@ -1,4 +1,4 @@
-"""Mutated inputs: experiments, -o keys, data files, fleets, traces, cluster and start files, folders of earlier runs.
+"""Mutated inputs: experiments, -o keys, data files, fleets, traces, folders of earlier runs; and hostile traces.
 
 Every input goes through the real command, in a forked child with limits on memory and time. The command must end with
 one of its exit codes; a traceback, a crash or a hang is a defect. `python -m torture.inputs [SEED [SECONDS]]` prints
@@ -33,7 +33,8 @@ Case = tuple[list[str], dict[str, bytes]]  # the command's words, and the files 
 MEMORY = 3 * 2**30  # bytes that a child may take beyond what it began with
 PATIENCE = 30  # seconds of a child, after which it hangs
 CODES = {0, 2, 3, 4, 5, 6, 9, 10}  # with which a command may end
-DEFECTS = ("tracebacks", "crashes", "hangs", "unknown exit codes")
+DEFECTS = ("tracebacks", "crashes", "hangs", "unknown exit codes", "code executed")
+HARMED = "harmed"  # the file that is there once code of an input was executed
 TRACEBACK = 97  # with which a child ends that raised something else
 
 EXPERIMENT = """
@@ -247,6 +248,44 @@ def folder_case(rng: Rng) -> Case:
     return ["run", "e.toml", "--out", "out", "--workers", "1", "--resume"], files
 
 
+class Reduced:
+    """Pickled as a call of any function."""
+
+    def __init__(self, call: Callable[..., object], *words: object) -> None:
+        self.call, self.words = call, words
+
+    def __reduce__(self) -> Any:
+        return self.call, self.words
+
+
+def hostile_case(rng: Rng) -> Case:
+    """A trace that was made to do harm: to run code, to nest without end, or to grow far beyond its bytes."""
+    depth, protocol = int(rng.integers(100, 60_000)), int(rng.integers(2, 6))
+    client = CLIENT | {"active": list(range(1000)), "inactive": [n + 0.5 for n in range(1000)]}
+    head = b"\x80" + bytes([protocol])
+    calls = [(os.mkdir, HARMED), (os.system, f"touch {HARMED}"), (eval, f"open('{HARMED}', 'w')"), (bytearray, 2**33)]
+    trace = pick(
+        rng,
+        [
+            pickle.dumps({1: Reduced(*pick(rng, calls))}, protocol),
+            pickle.dumps(dict.fromkeys(range(depth), client), protocol),  # all of them share one
+            head + b"}(K\x01K\x01\x86" + b"q\x00h\x00\x86" * (depth % 200) + b"K\x02u.",  # a key that doubles
+            head + b"]r" + rng.bytes(4) + b".",  # a memo of up to 2^32 places
+            head + b"\x8b" + rng.bytes(4) + b"\x01.",  # a number of up to 2^31 bytes
+            head + b"X" + rng.bytes(4) + b"x.",  # a text of up to 2^32 bytes
+            head + pick(rng, [b"(", b"]", b"}", b"("]) * depth + pick(rng, [b"a", b"t", b"l", b"s"]) * depth + b".",
+            head + rng.bytes(int(rng.integers(1, 200))),
+            b"a: " + pick(rng, [b"[", b"{", b"- ", b"? "]) * depth,
+            b"a: &a [x]\n" + b"".join(b"b%d: [%s]\n" % (k, b"*a," * 99) for k in range(depth % 50)),
+            b'[{"guid": 1, "messages": ' + pick(rng, [b"[", b'{"a":']) * depth,
+        ],
+    )
+    return ["plan", "fleet.csv", "--count", "2", "--availability", "trace", "--out", "out"], {
+        "fleet.csv": FLEET,
+        "trace": trace,
+    }
+
+
 EARLIER: dict[str, bytes] = {}
 
 
@@ -260,7 +299,15 @@ def earlier_run(files: dict[str, bytes]) -> dict[str, bytes]:
     return dict(EARLIER)
 
 
-CASES: list[Callable[[Rng], Case]] = [experiment_case, experiment_case, data_case, data_case, fleet_case, folder_case]
+CASES: list[Callable[[Rng], Case]] = [
+    experiment_case,
+    data_case,
+    fleet_case,
+    hostile_case,
+    experiment_case,
+    data_case,
+    folder_case,
+]
 
 
 def run(words: list[str], files: dict[str, bytes], folder: Path) -> tuple[int, str]:
@@ -321,11 +368,17 @@ def inputs(seed: int, seconds: float) -> dict[str, int]:
     number = 0
     while time.monotonic() < until:
         rng = np.random.default_rng([seed, number])
-        words, files = CASES[number % len(CASES)](rng)
+        case = CASES[number % len(CASES)]
+        words, files = case(rng)
         with tempfile.TemporaryDirectory() as folder:
             code, said = run(words, files, Path(folder))
+            harmed = Path(folder, HARMED).exists()
         number += 1
         counts["inputs"] += 1
+        counts[case.__name__.replace("_case", " inputs")] += 1
+        if harmed:
+            counts["code executed"] += 1
+            report(seed, number - 1, words, said, "code executed")
         hung = code in (-signal.SIGKILL, -signal.SIGXCPU)
         if "Traceback (most recent call last)" in said:
             code = TRACEBACK

@@ -4,8 +4,8 @@
 
 Every case ends in one of two ways, or the campaign fails: the run comes to the same bytes as one that nobody disturbed,
 or it is refused with a sentence and an exit code. Never a traceback, never another model. Cases are drawn from the
-seed; only what a kill at a given moment meets depends on the machine. Runs are forked from this process, which has
-imported everything, so that a case takes about a second.
+seed, kills by the number of cycles done; only what a kill meets within a cycle depends on the machine. Runs are forked
+from this process, which has imported everything, so that a case takes about a second.
 """
 
 import json
@@ -47,6 +47,7 @@ EXPERIMENTS = {
 LONG = "long"  # enough for workers to start, and only for them
 EXPERIMENTS[LONG] = EXPERIMENTS["fedavg"].override(rounds=200)
 SHORT = [name for name in EXPERIMENTS if name != LONG]
+CYCLES = KEYS["rounds"] * KEYS["clusters"]["count"]
 REFUSALS = {2, 3, 5}
 LEAST = 200  # bytes, of the largest file that a full disk allows
 
@@ -75,9 +76,12 @@ class Campaign:
         return self.random.choice(SHORT), self.folder / f"case-{self.cases}"
 
     def disturbed(self, name: str, out: Path, number: signal.Signals) -> int:
-        """A run that gets this signal at some moment; its exit code."""
+        """A run that gets this signal when it has done some of its cycles; its exit code."""
+        cycles, pause = self.random.randrange(CYCLES), self.random.uniform(0, 0.1 * self.seconds[name])
         child = start(lambda: train(name, out))
-        time.sleep(self.random.uniform(0, 1.2 * self.seconds[name]))
+        while not gone(child) and done(out) < cycles:
+            time.sleep(0.001)
+        time.sleep(pause)
         os.kill(child, number)
         code = ended(child)
         self.expect(code in (0, -number, 143 if number == signal.SIGTERM else 0), name, out, f"exit code {code}")
@@ -221,6 +225,19 @@ def start(work: Callable[[], None]) -> int:
 def ended(child: int) -> int:
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)
+
+
+def gone(child: int) -> bool:
+    """Whether it has ended; `ended` can still be asked how."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def done(out: Path) -> int:
+    """Cycles on record."""
+    try:
+        return (out / "cycles.jsonl").read_bytes().count(b"\n")
+    except OSError:
+        return 0
 
 
 def train(name: str, out: Path, room: int | None = None, processes: int = 1) -> None:
