@@ -2,7 +2,7 @@
 
 Three campaigns share the time: mutated inputs, runs that are killed and damaged, and a federation under attack. Each
 runs in a process of its own, prints its counts, and fails the whole if it found a defect. The time is a lower bound: a
-campaign finishes the case that it has begun.
+campaign finishes the case that it has begun, and a federation is attacked in each way at least once.
 """
 
 import argparse

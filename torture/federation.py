@@ -136,12 +136,12 @@ def usage(pid: int) -> dict[int, tuple[int, int]]:
 
 
 def federation(seed: int, seconds: float) -> dict[str, int]:
-    """One run after the other for so long, at least one; how many there were of what, and what went wrong."""
+    """One run after the other for so long, at least one of each kind; how many of what, and what went wrong."""
     end, number = time.monotonic() + seconds, 0
     with TemporaryDirectory(prefix="torture-") as folder:
         campaign = Campaign(Path(folder), seed)
         with campaign.federation:
-            while number == 0 or time.monotonic() < end:
+            while number < len(KINDS) or time.monotonic() < end:
                 campaign.run(number, KINDS[number % len(KINDS)])
                 number += 1
     return dict.fromkeys(DEFECTS, 0) | dict(campaign.counts)
