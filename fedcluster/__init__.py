@@ -14,22 +14,39 @@ if TYPE_CHECKING:
     from fedcluster.errors import FedClusterError as FedClusterError
     from fedcluster.experiment import Experiment as Experiment
     from fedcluster.experiment import load as load
+    from fedcluster.training.callbacks import Callback as Callback
+    from fedcluster.training.callbacks import EarlyStopping as EarlyStopping
+    from fedcluster.training.callbacks import StopTraining as StopTraining
     from fedcluster.training.loop import Result as Result
     from fedcluster.training.loop import run as run
 
 __version__ = "0.2.0"
 
 HOME = {
+    "Callback": "training.callbacks",
     "Dataset": "data.dataset",
+    "EarlyStopping": "training.callbacks",
     "Experiment": "experiment",
     "FedClusterError": "errors",
     "Result": "training.loop",
+    "StopTraining": "training.callbacks",
     "compare": "analysis.compare",
     "load": "experiment",
     "run": "training.loop",
 }
 
-__all__ = ["Dataset", "Experiment", "FedClusterError", "Result", "compare", "load", "run"]
+__all__ = [
+    "Callback",
+    "Dataset",
+    "EarlyStopping",
+    "Experiment",
+    "FedClusterError",
+    "Result",
+    "StopTraining",
+    "compare",
+    "load",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -61,6 +61,12 @@ class NotAlike(FedClusterError):
     exit_code = 9
 
 
+class CallbackFailed(FedClusterError):
+    """A callback of the user's raised an exception."""
+
+    exit_code = 11
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM. Whoever cleans up after Ctrl-C cleans up after this, too."""
 

@@ -18,7 +18,8 @@ app = typer.Typer(
     help="Federated learning in which clusters of devices take turns within every round.",
     epilog="Exit codes: 0 done, 2 bad experiment or usage, 3 missing or bad data, 4 training diverged, "
     "5 output folder refused, 6 message budget exceeded, 7 a process lost, 8 server or devices not there, "
-    "9 processes that do not compute alike, 10 out of memory or numbers, 130 interrupted, 143 terminated.",
+    "9 processes that do not compute alike, 10 out of memory or numbers, 11 a callback failed, "
+    "130 interrupted, 143 terminated.",
 )
 
 

@@ -1,6 +1,7 @@
 """Training: Algorithm 1, and what a run leaves behind."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -17,7 +18,7 @@ from torch import nn
 import fedcluster
 from fedcluster.algorithms import phase_tensor_names
 from fedcluster.allocator import keep_memory
-from fedcluster.errors import BadExperiment, BadRun, BudgetExceeded, LostRank, LostServer, NotAlike
+from fedcluster.errors import BadExperiment, BadRun, BudgetExceeded, CallbackFailed, LostRank, LostServer, NotAlike
 from fedcluster.experiment import Experiment
 from fedcluster.processes import leave_if_importing
 from fedcluster.runs import fingerprints as code
@@ -28,6 +29,7 @@ from fedcluster.runs.plots import curves
 from fedcluster.runs.progress import Display, suited
 from fedcluster.state import State
 from fedcluster.training import divergence
+from fedcluster.training.callbacks import Callback, CallbackList
 from fedcluster.training.cycle import run_cycle
 from fedcluster.training.executors.distributed import (
     all_reduce_sum,
@@ -63,12 +65,14 @@ def run(
     device: str = "cpu",
     cohorts: str = "sequential",
     strict_budget: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train. With `out`, everything is written there, and `resume` goes on where an earlier run stopped.
 
     `workers` processes share the work; their number changes nothing but the time. `cohorts` may be trained
     "sequential", "stacked" (see `stacked`), or in whichever way "auto" finds faster. `strict_budget` refuses
-    algorithms that need more than one download and one upload a device and round.
+    algorithms that need more than one download and one upload a device and round. `callbacks` watch the run and may
+    stop it early; see `callbacks`.
     """
     leave_if_importing()
     check_options(workers, cohorts, device)
@@ -94,8 +98,12 @@ def run(
         check_ranks_match(versions() | {"arithmetic": setup.flat_model.arithmetic, "experiment": experiment.digest()})
         recorder, state = begin(setup, folder, display)
         with closing(setup.executor), closing(recorder):
-            state = train(setup, recorder, broadcast_state(state, setup.initial_device_state))
+            watchers = CallbackList(callbacks if is_main_rank() else (), folder is not None)
+            state = train(setup, recorder, broadcast_state(state, setup.initial_device_state), watchers)
             recorder.save(state, now=True)
+            if watchers.stopped:
+                display.say(f"stopped after round {state.round}: {watchers.stopped}")
+            watchers.call("on_run_end", recorder.history, state)
         if folder:
             finish(folder, setup, state, recorder.history)
         setup.flat_model.load(state.model)
@@ -144,24 +152,29 @@ def begin(setup: Setup, folder: Folder | None, display: Display) -> tuple[Record
     return Recorder(folder.path, display, ledger, seconds, history, turns, timed, folder.run, name), state
 
 
-def train(setup: Setup, recorder: Recorder, state: State) -> State:
+def train(setup: Setup, recorder: Recorder, state: State, callbacks: CallbackList | None = None) -> State:
     """All rounds that are left. Interrupted, or left alone by others, it saves what the last whole cycle came to."""
     try:
-        return rounds(setup, recorder, state)
-    except (KeyboardInterrupt, LostRank, LostServer, NotAlike):
+        return rounds(setup, recorder, state, callbacks or CallbackList())
+    except (CallbackFailed, KeyboardInterrupt, LostRank, LostServer, NotAlike):
         recorder.rescue()
         raise
 
 
-def rounds(setup: Setup, recorder: Recorder, state: State) -> State:
+def rounds(setup: Setup, recorder: Recorder, state: State, callbacks: CallbackList) -> State:
     """Algorithm 1: T rounds of M cycles, from wherever an earlier run stopped."""
-    while state.round < setup.experiment.rounds:
+    callbacks.call("on_run_start", setup, state, recorder.history)
+    while state.round < setup.experiment.rounds and not all_reduce_sum(callbacks.stopped is not None):
+        callbacks.call("on_round_start", state)
         start, moved = state, list[divergence.Moved]()
         for cycle in setup.schedule.round(state.round)[state.cycle :]:
+            callbacks.call("on_cycle_start", cycle, state)
+            recorder.mark = time.perf_counter()
             result = run_cycle(setup, recorder, state, cycle)  # W_{jM+K} -> W_{jM+K+1}
             changed = result.state.model is not state.model
             state, moved = result.state, moved + result.furthest
             recorder.cycle(result.outcome, state, changed, hold=failed(setup, start, state), undone=result.undone)
+            callbacks.call("on_cycle_end", recorder.cycles.lines[-1], state)
         if failed(setup, start, state):
             if not any(turn["missing"] for turn in recorder.cycles.lines[-setup.clusters.count :]):
                 divergence.check(setup, recorder, start.round, {}, moved)
@@ -174,6 +187,7 @@ def rounds(setup: Setup, recorder: Recorder, state: State) -> State:
             scores = setup.evaluate(state.model)
             divergence.check(setup, recorder, start.round, scores, moved)
             recorder.round(state, scores)
+            callbacks.call("on_round_end", recorder.history[-1], state)
     return state
 
 

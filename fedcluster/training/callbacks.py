@@ -1,0 +1,94 @@
+"""Callbacks: code of the user's that watches a run. Run, round and cycle, start and end.
+
+`fedcluster.run(experiment, callbacks=[...])` calls every callback in order. Under torchrun they run on rank 0 only.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedcluster.errors import BadExperiment, CallbackFailed, FedClusterError
+from fedcluster.fleet.schedule import Cycle
+from fedcluster.runs.metrics import Line
+from fedcluster.state import State
+from fedcluster.training.setup import Setup
+
+
+class StopTraining(Exception):
+    """Raised by a callback, it ends the run after the current round, as if that had been the last."""
+
+
+class Callback:
+    """Does nothing; a subclass overrides what it needs. A line is what metrics.jsonl or cycles.jsonl holds."""
+
+    def on_run_start(self, setup: Setup, state: State, history: list[Line]) -> None:
+        """`history` has the rounds of an earlier run that this one resumes."""
+
+    def on_round_start(self, state: State) -> None:
+        pass
+
+    def on_cycle_start(self, cycle: Cycle, state: State) -> None:
+        pass
+
+    def on_cycle_end(self, line: Line, state: State) -> None:
+        pass
+
+    def on_round_end(self, line: Line, state: State) -> None:
+        pass
+
+    def on_run_end(self, history: list[Line], state: State) -> None:
+        """All rounds are trained and saved; not called when the run fails or is interrupted."""
+
+
+class CallbackList:
+    """Calls each callback in order. `stopped` is the reason that a callback gave for stopping, None if none did."""
+
+    def __init__(self, callbacks: Sequence[Callback] = (), saved: bool = False) -> None:
+        self.callbacks, self.saved = list(callbacks), saved
+        self.stopped: str | None = None
+
+    def call(self, method: str, *arguments: Any) -> None:
+        for callback in self.callbacks:
+            try:
+                getattr(callback, method)(*arguments)
+            except StopTraining as stop:
+                self.stopped = str(stop) or type(callback).__name__
+            except FedClusterError:
+                raise
+            except Exception as error:
+                then = "; progress is saved, continue with --resume" if self.saved else ""
+                raise CallbackFailed(
+                    f"callback {type(callback).__name__} failed in {method} ({type(error).__name__}: {error}){then}"
+                ) from error
+
+
+class EarlyStopping(Callback):
+    """Stops when `metric` has reached `target`, or has not improved for `patience` rounds. A metric whose name ends in
+    "loss" is better lower, others higher, unless `higher` says otherwise."""
+
+    def __init__(
+        self,
+        metric: str = "test_loss",
+        patience: int | None = None,
+        target: float | None = None,
+        higher: bool | None = None,
+    ) -> None:
+        if (patience is None and target is None) or (patience is not None and patience < 1):
+            raise BadExperiment("EarlyStopping needs a target, or a patience of at least 1 round")
+        self.metric, self.patience, self.target = metric, patience, target
+        self.sign = 1.0 if (not metric.endswith("loss") if higher is None else higher) else -1.0
+
+    def on_run_start(self, setup: Setup, state: State, history: list[Line]) -> None:
+        self.best, self.waited = -float("inf"), 0
+        for line in history:
+            self.on_round_end(line, state)
+
+    def on_round_end(self, line: Line, state: State) -> None:
+        if self.metric not in line:
+            raise BadExperiment(f"EarlyStopping: there is no metric {self.metric!r}; there are {', '.join(line)}")
+        value = self.sign * line[self.metric]
+        self.waited = 0 if value > self.best else self.waited + 1
+        self.best = max(self.best, value)
+        if self.target is not None and value >= self.sign * self.target:
+            raise StopTraining(f"{self.metric} has reached {line[self.metric]:.6g}")
+        if self.patience is not None and self.waited >= self.patience:
+            raise StopTraining(f"{self.metric} has not improved for {self.waited} rounds")
