@@ -12,13 +12,13 @@ from fedcluster.algorithms.scaffold import Scaffold
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches
 from fedcluster.runs import checkpoint
-from fedcluster.runs import metrics as record
 from fedcluster.state import Message
+from fedcluster.training import checkpoints
 
 RESTARTS = os.environ.get("TORCHELASTIC_RESTART_COUNT")  # None outside torchrun
 
 if RESTARTS is not None:
-    record.SAVE_EVERY, record.SAVE_SHARE = 0.0, 0
+    checkpoints.SAVE_EVERY, checkpoints.SAVE_SHARE = 0.0, 0
 
 
 class Killer(Scaffold):

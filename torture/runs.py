@@ -28,8 +28,8 @@ import typer
 
 import fedcluster
 from fedcluster.cli.common import exit_on_error
-from fedcluster.runs import metrics as record
 from fedcluster.runs.progress import Display, Spoken
+from fedcluster.training import checkpoints
 from fedcluster.training.executors import processes as workers
 
 KEYS: dict[str, Any] = {
@@ -60,7 +60,7 @@ class Campaign:
     def __init__(self, seed: int, folder: Path) -> None:
         self.random, self.folder, self.counts = random.Random(seed), folder, Counter[str]()
         self.cases = 0
-        record.SAVE_EVERY, record.SAVE_SHARE = 0.0, 0  # a checkpoint a cycle
+        checkpoints.SAVE_EVERY, checkpoints.SAVE_SHARE = 0.0, 0  # a checkpoint a cycle
         torch.set_num_threads(1)  # threads do not survive a fork
         self.seconds = dict[str, float]()
         for name in SHORT:

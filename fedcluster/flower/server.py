@@ -26,6 +26,8 @@ from fedcluster.flower.transport import Notifier
 from fedcluster.runs.directory import Folder, fresh
 from fedcluster.runs.ledger import size
 from fedcluster.runs.progress import Display, suited
+from fedcluster.training.callbacks import CallbackList, Progress
+from fedcluster.training.checkpoints import Checkpoints
 from fedcluster.training.loop import Result, banner, begin, finish, finished, keep_budget, repeatable, train
 from fedcluster.training.setup import unequal_clusters
 
@@ -124,12 +126,11 @@ def deploy(
             registry.save()
         recorder, state = begin(setup, folder, display)
         # a device keeps its state from before and after its latest cycle only, so the server must not fall further back
-        recorder.save_every_round = bool(setup.initial_device_state)
+        saving = Checkpoints(recorder, folder.run, every_round=bool(setup.initial_device_state))
         if state.cycle:
             schedule.begun = state.round
         with closing(recorder):
-            state = train(setup, recorder, state)
-            recorder.save(state, now=True)
+            state = train(setup, recorder, state, CallbackList([Progress(display), saving], saved=True))
         finish(folder, setup, state, recorder.history)
         setup.flat_model.load(state.model)
         return Result(recorder.history, setup.flat_model.module, folder.path)

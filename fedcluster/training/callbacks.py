@@ -9,6 +9,7 @@ from typing import Any
 from fedcluster.errors import BadExperiment, CallbackFailed, FedClusterError
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs.metrics import Line
+from fedcluster.runs.progress import Display
 from fedcluster.state import State
 from fedcluster.training.setup import Setup
 
@@ -35,18 +36,27 @@ class Callback:
     def on_round_end(self, line: Line, state: State) -> None:
         pass
 
+    def on_round_failed(self, state: State) -> None:
+        """No cycle of a federation's round succeeded; the round is repeated from `state`, once devices are back."""
+
     def on_run_end(self, history: list[Line], state: State) -> None:
         """All rounds are trained and saved; not called when the run fails or is interrupted."""
 
+    def on_exception(self) -> None:
+        """The run was interrupted, lost a rank or the server, or a callback failed."""
+
 
 class CallbackList:
-    """Calls each callback in order. `stopped` is the reason that a callback gave for stopping, None if none did."""
+    """Calls the run's own callbacks, then the user's, each in order. The user's may raise anything; errors of the run's
+    own pass as they are. `stopped` is the reason that a callback gave for stopping, None if none did."""
 
-    def __init__(self, callbacks: Sequence[Callback] = (), saved: bool = False) -> None:
-        self.callbacks, self.saved = list(callbacks), saved
+    def __init__(self, own: Sequence[Callback] = (), callbacks: Sequence[Callback] = (), saved: bool = False) -> None:
+        self.own, self.callbacks, self.saved = own, callbacks, saved
         self.stopped: str | None = None
 
     def call(self, method: str, *arguments: Any) -> None:
+        for callback in self.own:
+            getattr(callback, method)(*arguments)
         for callback in self.callbacks:
             try:
                 getattr(callback, method)(*arguments)
@@ -59,6 +69,20 @@ class CallbackList:
                 raise CallbackFailed(
                     f"callback {type(callback).__name__} failed in {method} ({type(error).__name__}: {error}){then}"
                 ) from error
+
+
+class Progress(Callback):
+    """Shows cycles and rounds on the display."""
+
+    def __init__(self, display: Display) -> None:
+        self.display = display
+
+    def on_cycle_end(self, line: Line, state: State) -> None:
+        rate = len(line["cohort"]) / max(line["seconds"], 1e-9)
+        self.display.cycle(line["round"] - 1, line["cycle"], rate)
+
+    def on_round_end(self, line: Line, state: State) -> None:
+        self.display.round(line)
 
 
 class EarlyStopping(Callback):

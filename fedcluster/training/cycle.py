@@ -38,41 +38,55 @@ class CycleResult:
 def run_cycle(setup: Setup, recorder: Recorder, state: State, cycle: Cycle) -> CycleResult:
     """W_{jM+K} -> W_{jM+K+1}. The model stays as it is if the cycle fails or its result is not finite."""
     outcome = setup.clock.outcome(cycle, state.time) if setup.clock else all_report(cycle, state.time)
-    recorder.open(outcome.started, state)
     before, cycle, phases = state, outcome.reported, setup.algorithm.phases
-    device_state = {k: state.devices.get(k) for k in cycle.cohort.tolist()} if setup.initial_device_state else {}
+    rows = recorder.ledger.part(outcome.started.cohort) if setup.min_updates else []
+    device_states = {k: state.devices[k] for k in cycle.cohort.tolist() if k in state.devices}
     received: Message = {}
     furthest: list[divergence.Moved] = []
     for number, phase in enumerate(phases):  # nearly every algorithm has one
         sent, upload_spec = phase.broadcast(state), phase.upload_spec(state)
         received = received | sent  # a device keeps what it was sent earlier in the cycle
         recorder.ledger.send(cycle if number else outcome.started, sent, number)
-        state, accepted, far = run_phase(setup, recorder, state, cycle, received, phase, number)
+        state, accepted, far = run_phase(setup, recorder, state, cycle, received, phase, number, device_states)
         if upload_spec and len(accepted) < setup.min_updates:
-            recorder.fail(len(accepted))
+            recorder.ledger.fail(outcome.started.cohort, rows)
+            if accepted:
+                where = f"round {cycle.round + 1}, cluster {cycle.cluster}"
+                recorder.display.say(f"{where}: too few updates ({len(accepted)}), so the model stays as it is")
             state, cycle = before, only(cycle, set())
             break
         furthest += far
-        if device_state or len(phases) > 1:
+        if setup.initial_device_state or len(phases) > 1:
             cycle = only(cycle, accepted)  # a device that is missing or refused is out for the rest of the cycle
     if setup.optimizer is not None:
         state = setup.optimizer.step(before, state)
     recorder.ledger.refusals = all_gather_refusals(recorder.ledger.refusals)
     undone = None if divergence.whole(state) else divergence.undone(recorder, cycle.cycle, furthest)
-    roll_back(state.devices, device_state, set() if undone else set(cycle.cohort.tolist()))
-    state = replace(before if undone else state, cycle=cycle.cycle + 1, time=outcome.time)
+    if undone:
+        state = before
+    elif device_states:  # of those who did not finish the cycle, the server does not count on more than before
+        finished = {k: device_states[k] for k in cycle.cohort.tolist() if k in device_states}
+        state = replace(state, devices=state.devices | finished)
+    state = replace(state, cycle=cycle.cycle + 1, time=outcome.time)
     return CycleResult(state, outcome, furthest, undone)
 
 
 def run_phase(
-    setup: Setup, recorder: Recorder, state: State, cycle: Cycle, received: Message, phase: FedAvg, number: int
+    setup: Setup,
+    recorder: Recorder,
+    state: State,
+    cycle: Cycle,
+    received: Message,
+    phase: FedAvg,
+    number: int,
+    device_states: DeviceStates,
 ) -> tuple[State, set[int], list[divergence.Moved]]:
     """One download and upload: the next state, the devices whose updates were accepted, and the update that moved
-    furthest."""
+    furthest. The executor writes what devices keep to `device_states`."""
     ledger, experiment, upload_spec = recorder.ledger, setup.experiment, phase.upload_spec(state)
     bound = experiment.accept.most if setup.devices else math.inf
     norms = Norms(bound, state, received, upload_spec, experiment.local)
-    uploads = ledger.receive(setup.executor.train(cycle, received, number, state.devices), cycle, upload_spec, number)
+    uploads = ledger.receive(setup.executor.train(cycle, received, number, device_states), cycle, upload_spec, number)
     accepted: set[int] = set()
     updates = noted(accept(uploads, cycle, upload_spec, ledger.refuse, norms), accepted)
     aggregate = run_aggregation(setup, state, updates, cycle, received, phase, number)
@@ -123,13 +137,3 @@ def noted(updates: Iterable[Accepted], devices: set[int]) -> Iterator[Accepted]:
 def only(cycle: Cycle, devices: set[int]) -> Cycle:
     """The cycle with these devices of its cohort, gathered from all ranks."""
     return part(cycle, np.flatnonzero(all_reduce_any(np.isin(cycle.cohort, list(devices)))))
-
-
-def roll_back(device_states: DeviceStates, before: dict[int, Message | None], done: set[int]) -> None:
-    """Restore the device state of devices that did not finish the cycle: the server does not count on more."""
-    for device in before.keys() - done:
-        had = before[device]
-        if had is not None:
-            device_states[device] = had
-        else:
-            device_states.pop(device, None)

@@ -29,7 +29,8 @@ from fedcluster.runs.plots import curves
 from fedcluster.runs.progress import Display, suited
 from fedcluster.state import State
 from fedcluster.training import divergence
-from fedcluster.training.callbacks import Callback, CallbackList
+from fedcluster.training.callbacks import Callback, CallbackList, Progress
+from fedcluster.training.checkpoints import Checkpoints
 from fedcluster.training.cycle import run_cycle
 from fedcluster.training.executors.distributed import (
     all_reduce_sum,
@@ -97,13 +98,11 @@ def run(
         setup = choose_executor(setup, workers, cohorts, display)
         check_ranks_match(versions() | {"arithmetic": setup.flat_model.arithmetic, "experiment": experiment.digest()})
         recorder, state = begin(setup, folder, display)
+        saving = [Checkpoints(recorder, folder.run)] if folder else []
+        own = [Progress(display), *saving]
+        watchers = CallbackList(own, callbacks, folder is not None) if is_main_rank() else CallbackList()
         with closing(setup.executor), closing(recorder):
-            watchers = CallbackList(callbacks if is_main_rank() else (), folder is not None)
             state = train(setup, recorder, broadcast_state(state, setup.initial_device_state), watchers)
-            recorder.save(state, now=True)
-            if watchers.stopped:
-                display.say(f"stopped after round {state.round}: {watchers.stopped}")
-            watchers.call("on_run_end", recorder.history, state)
         if folder:
             finish(folder, setup, state, recorder.history)
         setup.flat_model.load(state.model)
@@ -149,15 +148,20 @@ def begin(setup: Setup, folder: Folder | None, display: Display) -> tuple[Record
         display.say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
     display.begin(rounds, cycles, done=state.round)
     name = setup.schedule.name
-    return Recorder(folder.path, display, ledger, seconds, history, turns, timed, folder.run, name), state
+    return Recorder(folder.path, display, ledger, seconds, history, turns, timed, name), state
 
 
 def train(setup: Setup, recorder: Recorder, state: State, callbacks: CallbackList | None = None) -> State:
-    """All rounds that are left. Interrupted, or left alone by others, it saves what the last whole cycle came to."""
+    """All rounds that are left. When a run is interrupted or loses the others, callbacks can save the last cycle."""
+    callbacks = callbacks or CallbackList()
     try:
-        return rounds(setup, recorder, state, callbacks or CallbackList())
+        state = rounds(setup, recorder, state, callbacks)
+        if callbacks.stopped:
+            recorder.display.say(f"stopped after round {state.round}: {callbacks.stopped}")
+        callbacks.call("on_run_end", recorder.history, state)
+        return state
     except (CallbackFailed, KeyboardInterrupt, LostRank, LostServer, NotAlike):
-        recorder.rescue()
+        callbacks.call("on_exception")
         raise
 
 
@@ -169,25 +173,25 @@ def rounds(setup: Setup, recorder: Recorder, state: State, callbacks: CallbackLi
         start, moved = state, list[divergence.Moved]()
         for cycle in setup.schedule.round(state.round)[state.cycle :]:
             callbacks.call("on_cycle_start", cycle, state)
-            recorder.mark = time.perf_counter()
+            began = time.perf_counter()
             result = run_cycle(setup, recorder, state, cycle)  # W_{jM+K} -> W_{jM+K+1}
-            changed = result.state.model is not state.model
+            seconds, changed = time.perf_counter() - began, result.state.model is not state.model
             state, moved = result.state, moved + result.furthest
-            recorder.cycle(result.outcome, state, changed, hold=failed(setup, start, state), undone=result.undone)
-            callbacks.call("on_cycle_end", recorder.cycles.lines[-1], state)
+            line = recorder.cycle(result.outcome, seconds, changed, failed(setup, start, state), result.undone)
+            callbacks.call("on_cycle_end", line, state)
         if failed(setup, start, state):
             if not any(turn["missing"] for turn in recorder.cycles.lines[-setup.clusters.count :]):
                 divergence.check(setup, recorder, start.round, {}, moved)
-            recorder.drop(start)
+            recorder.drop()
             state = start
+            callbacks.call("on_round_failed", state)
             continue
         state = replace(state, round=state.round + 1, cycle=0)
         check_same_state(state)
         if is_main_rank():
             scores = setup.evaluate(state.model)
             divergence.check(setup, recorder, start.round, scores, moved)
-            recorder.round(state, scores)
-            callbacks.call("on_round_end", recorder.history[-1], state)
+            callbacks.call("on_round_end", recorder.round(state, scores), state)
     return state
 
 

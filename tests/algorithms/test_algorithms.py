@@ -202,11 +202,11 @@ def test_a_resumed_run_is_the_same(algorithm: str, tmp_path: Path) -> None:
             if line["round"] == 3:
                 raise KeyboardInterrupt
 
-    from fedcluster.runs import metrics as record
+    from fedcluster.training import checkpoints
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record, "SAVE_EVERY", 0.0)
-        patch.setattr(record, "SAVE_SHARE", 0)
+        patch.setattr(checkpoints, "SAVE_EVERY", 0.0)
+        patch.setattr(checkpoints, "SAVE_SHARE", 0)
         with pytest.raises(KeyboardInterrupt):
             fedcluster.run(described, tmp_path / "stopped", display=Stop())
     fedcluster.run(described, tmp_path / "stopped", resume=True, display=Display())

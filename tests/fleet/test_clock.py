@@ -22,9 +22,10 @@ from fedcluster.fleet.clock import Clock, busy
 from fedcluster.fleet.fleet_file import DeviceTable
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs import checkpoint
-from fedcluster.runs import metrics as record
+from fedcluster.runs.metrics import Recorder
 from fedcluster.runs.progress import Display
 from fedcluster.state import Time
+from fedcluster.training import checkpoints
 from fedcluster.training.setup import prepare
 from tests.fleet.test_fleet import dataset
 from tests.runs.test_resume import Remember, essence
@@ -206,8 +207,8 @@ def test_reruns_and_resumes_are_bit_identical(
     whole: tuple[fedcluster.Experiment, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment, folder = whole
-    monkeypatch.setattr(record, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(record, "SAVE_SHARE", 0)
+    monkeypatch.setattr(checkpoints, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(checkpoints, "SAVE_SHARE", 0)
     fedcluster.run(experiment, tmp_path / "again", display=Display(), workers=2)
     assert essence(tmp_path / "again") == essence(folder)
 
@@ -231,7 +232,7 @@ def test_a_changed_fleet_file_is_refused_on_resume(tmp_path: Path, monkeypatch: 
     path.write_text("up_mbps\n" + "1\n" * 10)
     sections = Fleet(path=str(path), samples=20), Clusters(count=2), Options()
     experiment = EXPERIMENT.override(**dict(zip(("fleet", "clusters", "clock"), sections, strict=True)))
-    monkeypatch.setattr(record.Recorder, "round", interrupt)
+    monkeypatch.setattr(Recorder, "round", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fedcluster.run(experiment, tmp_path / "run", display=Display())
     path.write_text("up_mbps\n" + "1\n" * 9 + "2\n")

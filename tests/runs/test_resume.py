@@ -19,7 +19,9 @@ import fedcluster
 from fedcluster.algorithms.scaffold import Scaffold
 from fedcluster.errors import BadRun
 from fedcluster.runs import checkpoint
-from fedcluster.runs import metrics as record
+from fedcluster.runs.metrics import Recorder
+from fedcluster.training import checkpoints
+from fedcluster.training.callbacks import CallbackList
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.progress import Display
 from fedcluster.training import evaluation as evaluate
@@ -55,8 +57,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def save_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(record, "SAVE_SHARE", 0)
+    monkeypatch.setattr(checkpoints, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(checkpoints, "SAVE_SHARE", 0)
 
 
 def test_two_runs_are_bit_identical(whole: Path, tmp_path: Path) -> None:
@@ -72,9 +74,9 @@ def test_saving_often_changes_nothing(whole: Path, tmp_path: Path, save_always: 
 VICTIM = """
 import os, signal, sys, threading
 import fedcluster
-from fedcluster import files; from fedcluster.runs import metrics as record
+from fedcluster import files; from fedcluster.training import checkpoints
 from fedcluster.runs.progress import Display
-record.SAVE_EVERY = 0.0
+checkpoints.SAVE_EVERY = 0.0
 kill_at, calls = int(sys.argv[2]), 0
 real = {name: getattr(os, name) for name in ("fsync", "replace")}
 def counted(name):
@@ -169,7 +171,7 @@ def test_stopped_between_the_last_cycle_and_the_evaluation(
     whole: Path, tmp_path: Path, save_always: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(record.Recorder, "round", interrupt)
+        patch.setattr(Recorder, "round", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fedcluster.run(EXPERIMENT, tmp_path / "run", display=Display())
     assert checkpoint.names(tmp_path / "run" / "checkpoint")[0].stem == "00000000-000004"
@@ -474,7 +476,7 @@ def test_a_checkpoint_follows_every_round_where_devices_depend_on_it(
     more than a round ago, the device would have to begin anew."""
     saved: list[int] = []
     monkeypatch.setattr(checkpoint, "store", lambda folder, state, *rest: saved.append(state.round))
-    monkeypatch.setattr(record, "SAVE_EVERY", 1e9)
+    monkeypatch.setattr(checkpoints, "SAVE_EVERY", 1e9)
     small = fedcluster.Experiment(
         rounds=4,
         fleet={"devices": 6, "samples": 10},
@@ -483,8 +485,8 @@ def test_a_checkpoint_follows_every_round_where_devices_depend_on_it(
         local={"algorithm": "scaffold", "steps": 2},
     )
     setup = prepare(small, Display())
-    recorder = record.Recorder(tmp_path, Display(), Ledger(setup.devices))
-    recorder.save_every_round = every_round
+    recorder = Recorder(tmp_path, Display(), Ledger(setup.devices))
+    saving = checkpoints.Checkpoints(recorder, every_round=every_round)
     with closing(recorder):
-        train(setup, recorder, setup.start)
-    assert saved == ([1, 2, 3, 4] if every_round else [])
+        train(setup, recorder, setup.start, CallbackList([saving]))
+    assert saved == ([1, 2, 3, 4] if every_round else [4])

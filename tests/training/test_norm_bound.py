@@ -14,11 +14,11 @@ from fedcluster.experiment import Local
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.kernels import library as compiled
 from fedcluster.runs import checkpoint
-from fedcluster.runs import metrics as record
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Recorder
 from fedcluster.runs.progress import Display
 from fedcluster.state import NORM_WINDOW, Message, State, Update
+from fedcluster.training import checkpoints
 from fedcluster.training import loop as training
 from fedcluster.training import norm_bound as norms
 from fedcluster.training import setup as prepare
@@ -197,8 +197,8 @@ def test_honest_devices_are_not_refused_when_most_have_nothing_left_to_learn() -
 def test_what_was_stored_of_a_diverged_round_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Poison that the bound would have stopped leaves a finite model whose loss is not: the run ends, names the device,
     and resumed it begins that round anew. This time the device is honest."""
-    monkeypatch.setattr(record, "SAVE_EVERY", 0.0)
-    monkeypatch.setattr(record, "SAVE_SHARE", 0)
+    monkeypatch.setattr(checkpoints, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(checkpoints, "SAVE_SHARE", 0)
     experiment = EXPERIMENT.override(**{"accept.norm_bound": "off", "clusters.count": 3, "model.name": "mlp"})
     train = InProcess.train
 

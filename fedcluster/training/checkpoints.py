@@ -1,0 +1,83 @@
+"""Checkpoints as a callback: the state is saved every few seconds, and when the run ends or is interrupted."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from fedcluster.fleet.schedule import Cycle
+from fedcluster.runs import checkpoint
+from fedcluster.runs.checkpoint import Prefix
+from fedcluster.runs.metrics import Line, Recorder
+from fedcluster.state import State
+from fedcluster.training.callbacks import Callback
+
+SAVE_EVERY = 2.0  # seconds between checkpoints, so that saving costs little however short a round is,
+SAVE_SHARE = 20  # and at least so many times what the last one took, however much devices keep
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What the last cycle that ended left: all that a checkpoint needs."""
+
+    state: State
+    seconds: float
+    counts: dict[str, int]
+    record: dict[str, Prefix]
+
+
+class Checkpoints(Callback):
+    """Saves the state and the ledger beside the recorder's files.
+
+    `run` is the digest of the run to which the checkpoints belong. With `every_round` a checkpoint follows every round.
+    """
+
+    def __init__(self, recorder: Recorder, run: str = "", every_round: bool = False) -> None:
+        assert recorder.folder is not None
+        self.path = recorder.folder / "checkpoint"
+        self.recorder, self.ledger, self.run, self.every_round = recorder, recorder.ledger, run, every_round
+        self.save_at = time.perf_counter() + SAVE_EVERY
+        self.whole: Whole | None = None
+        self.open: tuple[Cycle, list[Any]] | None = None  # the latest cycle, and the ledger's rows before it
+
+    def on_cycle_start(self, cycle: Cycle, state: State) -> None:
+        self.open = cycle, self.ledger.part(cycle.cohort)
+
+    def on_cycle_end(self, line: Line, state: State) -> None:
+        if not self.recorder.cycles.held:
+            self.commit(state)
+
+    def on_round_failed(self, state: State) -> None:
+        self.commit(state, now=True)
+
+    def on_round_end(self, line: Line, state: State) -> None:
+        self.commit(state, now=self.every_round)
+
+    def on_run_end(self, history: list[Line], state: State) -> None:
+        if self.whole is not None:
+            self.store(self.whole)
+
+    def on_exception(self) -> None:
+        """Save the last whole cycle. Lines that were written after it are cut off by the run that resumes."""
+        whole = self.whole
+        if whole is None or self.open is None:
+            return
+        cycle, rows = self.open
+        if (cycle.round, cycle.cycle) >= (whole.state.round, whole.state.cycle):
+            self.ledger.put_back(cycle.cohort, rows)
+        self.ledger.counts = dict(whole.counts)
+        self.store(whole)
+
+    def commit(self, state: State, now: bool = False) -> None:
+        """A cycle or a round has ended and is on record: save it now, or when it is time."""
+        recorder, began = self.recorder, time.perf_counter()
+        self.whole = Whole(state, recorder.seconds, dict(self.ledger.counts), recorder.positions())
+        if now or began > self.save_at:
+            self.store(self.whole)
+            ended = time.perf_counter()
+            self.save_at = ended + max(SAVE_EVERY, (ended - began) * SAVE_SHARE)
+
+    def store(self, whole: Whole) -> None:
+        """Write a checkpoint, once its lines are on the disk."""
+        self.recorder.sync()
+        checkpoint.store(self.path, whole.state, self.ledger, whole.seconds, self.run, whole.record)
+        self.whole = None
