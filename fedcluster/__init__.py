@@ -9,11 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedcluster.algorithms.transforms import UpdateTransform as UpdateTransform
     from fedcluster.analysis.compare import compare as compare
     from fedcluster.data.dataset import Dataset as Dataset
     from fedcluster.errors import FedClusterError as FedClusterError
     from fedcluster.experiment import Experiment as Experiment
     from fedcluster.experiment import load as load
+    from fedcluster.models.tasks import Metric as Metric
+    from fedcluster.state import Aggregate as Aggregate
     from fedcluster.training.callbacks import Callback as Callback
     from fedcluster.training.callbacks import EarlyStopping as EarlyStopping
     from fedcluster.training.callbacks import StopTraining as StopTraining
@@ -23,26 +26,32 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 HOME = {
+    "Aggregate": "state",
     "Callback": "training.callbacks",
     "Dataset": "data.dataset",
     "EarlyStopping": "training.callbacks",
     "Experiment": "experiment",
     "FedClusterError": "errors",
+    "Metric": "models.tasks",
     "Result": "training.loop",
     "StopTraining": "training.callbacks",
+    "UpdateTransform": "algorithms.transforms",
     "compare": "analysis.compare",
     "load": "experiment",
     "run": "training.loop",
 }
 
 __all__ = [
+    "Aggregate",
     "Callback",
     "Dataset",
     "EarlyStopping",
     "Experiment",
     "FedClusterError",
+    "Metric",
     "Result",
     "StopTraining",
+    "UpdateTransform",
     "compare",
     "load",
     "run",

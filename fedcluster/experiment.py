@@ -332,6 +332,7 @@ class Experiment(Section):
     local: Local = Local()
     aggregation: Aggregation = Field(default_factory=Aggregation)
     transforms: Annotated[tuple[Any, ...], Field(strict=False, max_length=100)] = ()
+    metrics: Annotated[tuple[Any, ...], Field(strict=False, max_length=100)] = ("accuracy",)
     server: Server = Server()
     accept: Accept = Accept()
     centralized: Centralized = Centralized()

@@ -41,18 +41,27 @@ def terminate(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
+def defer_interrupts() -> Iterator[None]:
     """Processes started here never see SIGINT: Ctrl-C reaches every process of a terminal, also one that is still
-    importing, and only ours has something to say. Ours sees it when this is over."""
+    importing, and only this one reports it. This one sees SIGINT when the block is over."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     resource_tracker.ensure_running()  # the first spawned process would start it, and it unblocks SIGINT
+    caught: list[int] = []  # by a thread that does not block SIGINT: Python calls the main thread's handler
+    handler = signal.getsignal(signal.SIGINT)
+    ours = handler is not None and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
+        if ours:
+            signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if caught:
+            signal.raise_signal(caught[0])
 
 
 def end_with(parent: int) -> None:

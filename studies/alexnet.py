@@ -16,7 +16,7 @@ from pathlib import Path
 from running import run
 
 from fedcluster.analysis.jobs import Job
-from fedcluster.analysis.paper import drawing, table
+from fedcluster.analysis.paper import plots, table
 from fedcluster.analysis.paper.figures import FEDAVG, FEDCLUSTER, Curve, Panel, experiment, panels, rate
 from fedcluster.analysis.paper.reproduce import job
 from fedcluster.files import write_atomically
@@ -66,7 +66,7 @@ def main() -> None:
         for curve, lines in train(jobs, arguments.runs, panel.data, arguments.minutes).items():
             curves[done[-1], curve] = [lines]
         title = "The small AlexNet: one seed, the paper's learning rates"
-        drawing.draw(done, curves, "rounds", title, arguments.out / "alexnet.png")
+        plots.draw(done, curves, "rounds", title, arguments.out / "alexnet.png")
         text = table.written(done, curves, lambda panel, curve: rate(panel, curve, "paper"))
         write_atomically(arguments.out / "alexnet.csv", text)
 

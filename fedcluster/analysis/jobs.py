@@ -9,14 +9,14 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from fedcluster.allocator import keep_memory
 from fedcluster.errors import BadExperiment, Diverged, LostRank, Terminated
 from fedcluster.experiment import Experiment
-from fedcluster.processes import GUARD, UNGUARDED, deaf_to_interrupts, end_with, terminable
+from fedcluster.processes import GUARD, UNGUARDED, defer_interrupts, end_with, terminable
 from fedcluster.runs.metrics import Line
 from fedcluster.runs.progress import Display, say
 from fedcluster.training.loop import run
@@ -69,11 +69,12 @@ def side_by_side(
     """Run all jobs, or until a process is lost: then the exit codes of those that ended by themselves."""
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=enlist, initargs=(os.getpid(),))
     pending: dict[Future[list[Line] | Diverged], str] = {}
-    processes: list[Any] = []
+    processes: list[BaseProcess] = []
+    others = active_children()
     try:
-        with deaf_to_interrupts():  # an interrupt meanwhile comes when this is over: it must find all processes
+        with defer_interrupts():
             pending = {pool.submit(run_here, job, out): job.name for job in jobs}
-            processes = list(pool._processes.values())
+        processes = [process for process in active_children() if process not in others]
         while pending:
             for future in wait(pending, timeout=0.3, return_when=FIRST_COMPLETED).done:
                 results[pending[future]] = future.result()
@@ -82,6 +83,7 @@ def side_by_side(
     except BrokenProcessPool:
         pass
     except BaseException:
+        processes = [process for process in active_children() if process not in others]
         for process in processes:
             process.terminate()  # each saves its last whole cycle
         until = time.monotonic() + GRACE

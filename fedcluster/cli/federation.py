@@ -29,6 +29,7 @@ def serve(
         from fedcluster.experiment import load
 
         described = load(experiment, o)
+        from fedcluster.cli.tables import test_scores
         from fedcluster.flower import server
         from fedcluster.flower.setup import ServeOptions
         from fedcluster.runs.directory import fresh
@@ -41,10 +42,9 @@ def serve(
             described, address(listen), certificates, out or fresh(experiment.stem), resume, serve_options
         )
         last = result.history[-1]
-        scores = f"test accuracy {last['test_accuracy']:.2%}, " if "test_accuracy" in last else ""
         typer.echo(
-            f"{scores}{last['round']} rounds, {last['device_updates']:,} device updates, {last['refused']:,} refused, "
-            f"{last['elapsed']:.0f} s"
+            f"{test_scores(last)}{last['round']} rounds, {last['device_updates']:,} device updates, "
+            f"{last['refused']:,} refused, {last['elapsed']:.0f} s"
         )
         typer.echo(f"written: {result.out}")
 

@@ -67,6 +67,7 @@ def run(
         from fedcluster.experiment import load
 
         described = load(experiment, o)
+        from fedcluster.cli.tables import test_scores
         from fedcluster.runs.directory import fresh
         from fedcluster.training import loop as training
         from fedcluster.training.executors.processes import cores
@@ -91,7 +92,7 @@ def run(
                 err=True,
             )
         typer.echo(
-            f"training loss {last['train_loss']:.4f}, test accuracy {last['test_accuracy']:.2%} after "
+            f"training loss {last['train_loss']:.4f}, {test_scores(last)}after "
             f"{last['round']} rounds, {last['device_updates']:,} device updates, {last['elapsed']:.0f} s"
         )
         typer.echo(f"picture: {result.out}/curves.png")

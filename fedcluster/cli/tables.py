@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 
 def outcomes_table(result: Comparison) -> Table:
+    from fedcluster.models.tasks import recorded_metrics
     from fedcluster.runs.plots import LABELS, X
 
     what = X[result.x][0] if result.x in ("time", "bytes") else result.x
-    columns = ["method", "M", "rate", "train loss", "test accuracy", f"{what} to loss {result.target:.3f}"]
+    metrics = recorded_metrics(result.outcomes[0].histories[0][-1])
+    columns = ["method", "M", "rate", "train loss", *(f"test {metric.label}" for metric in metrics)]
+    columns += [f"{what} to loss {result.target:.3f}"]
     rows = []
     for outcome in result.outcomes:
-        loss, accuracy = outcome.final("train_loss"), outcome.final("test_accuracy")
+        loss = outcome.final("train_loss")
         last = outcome.histories[0][-1]
         rows.append(
             [
@@ -30,7 +33,7 @@ def outcomes_table(result: Comparison) -> Table:
                 str(outcome.clusters) if outcome.method != "centralized" else "-",
                 f"{outcome.lr:g}",
                 f"{loss[0]:.4f} ± {loss[1]:.4f}",
-                f"{accuracy[0]:.2%} ± {accuracy[1]:.2%}",
+                *(" ± ".join(map(metric.text, outcome.final(f"test_{metric.name}"))) for metric in metrics),
                 reached(outcome.reach(result.target, result.x), X[result.x][1](last)),
                 f"{last['device_updates']:,}",
                 f"{last['bytes_up'] / 1e6:,.0f} MB",
@@ -38,6 +41,15 @@ def outcomes_table(result: Comparison) -> Table:
             ]
         )
     return ruled([*columns, "device updates", "up", "down"], rows)
+
+
+def test_scores(line: dict[str, Any]) -> str:
+    """The metrics of a line, each followed by a comma."""
+    from fedcluster.models.tasks import recorded_metrics
+
+    return "".join(
+        f"test {metric.label} {metric.text(line[f'test_{metric.name}'])}, " for metric in recorded_metrics(line)
+    )
 
 
 def reached(spent: list[float | None], last: float) -> str:

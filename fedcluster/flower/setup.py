@@ -3,17 +3,14 @@
 import json
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from fedcluster import algorithms
 from fedcluster.data import sources
-from fedcluster.data.dataset import Dataset
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import WITH_DEVICES
 from fedcluster.flower.device import PLAN
 from fedcluster.flower.executor import REMEMBERS, Federation, NodeDirectory, NoExecutor, Say
 from fedcluster.flower.registry import ROOM, LiveSchedule, Registry
-from fedcluster.models.flat_model import FlatModel
+from fedcluster.models.tasks import find_metrics
 from fedcluster.training.evaluation import Evaluator
 from fedcluster.training.setup import Setup, build_trainer, check_output
 
@@ -27,22 +24,6 @@ class ServeOptions:
     wait: float = 600.0
     deadline: float = 600.0
     min_updates: int = 1
-
-
-class HeldOut(Evaluator):
-    """The global model on the server's test data; nothing where it has none. Training data are with the devices."""
-
-    def __init__(self, flat_model: FlatModel, dataset: Dataset | None) -> None:
-        self.flat_model, self.threads = flat_model, 1
-        if dataset is not None:
-            self.dataset = dataset
-        self.blind = dataset is None
-
-    def __call__(self, w: Tensor) -> dict[str, float]:
-        if self.blind:
-            return {}
-        loss, accuracy = self.measure(w, self.dataset.x_test, self.dataset.y_test)
-        return {"test_loss": loss, "test_accuracy": accuracy}
 
 
 def prepare(schedule: LiveSchedule, say: Say) -> Setup:
@@ -75,7 +56,7 @@ def prepare(schedule: LiveSchedule, say: Say) -> Setup:
         optimizer=optimizer,
         executor=NoExecutor(),
         clock=None,
-        evaluate=HeldOut(flat_model, dataset),
+        evaluate=Evaluator(flat_model, dataset, None, find_metrics(experiment.metrics)),
         start=start,
         initial_device_state=REMEMBERS if keeps else {},
         devices=ROOM,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedcluster.files import write_atomically
+from fedcluster.models.tasks import recorded_metrics
 from fedcluster.runs.metrics import Line
 
 # Okabe and Ito's palette
@@ -64,19 +65,21 @@ X: dict[str, tuple[str, Callable[[Line], float]]] = {
 
 
 def curves(histories: dict[str, list[list[Line]]], path: Path, title: str = "", x: str = "rounds") -> None:
-    """Training loss (the test's, where training data are elsewhere) and test accuracy over `x`: a line per method, a
-    band over its seeds (lowest to highest).
+    """Training loss (the test's, where training data are elsewhere) and the metrics of the test data over `x`: a line
+    per method, a band over its seeds (lowest to highest).
 
     Where seeds do not have their rounds at the same x, their curves are joined by straight lines up to where the
     first of them ends. A method to which nothing happens in x (centralized SGD sends nothing) is left out.
     """
-    figure, axes = canvas(2, 9.5, 3.8)
+    metrics = recorded_metrics(next(iter(histories.values()))[0][-1])
+    figure, axes = canvas(1 + len(metrics), 4.75 * (1 + len(metrics)), 3.8)
     known = all("train_loss" in line for seeds in histories.values() for lines in seeds for line in lines)
     loss = ("train_loss", "training loss (cross-entropy)") if known else ("test_loss", "test loss (cross-entropy)")
-    for ax, key, label, scale in (
-        (axes[0], *loss, 1.0),
-        (axes[1], "test_accuracy", "test accuracy (%)", 100.0),
-    ):
+    panels = [(*loss, 1.0)]
+    for metric in metrics:
+        unit, scale = (" (%)", 100.0) if metric.percent else ("", 1.0)
+        panels.append((f"test_{metric.name}", f"test {metric.label}{unit}", scale))
+    for ax, (key, label, scale) in zip(axes, panels, strict=True):
         for method, seeds in histories.items():
             at = [np.array([X[x][1](line) for line in lines], np.float64) for lines in seeds]
             there = np.unique(np.concatenate([one[one <= min(other[-1] for other in at)] for one in at]))

@@ -191,8 +191,11 @@ def duration(seconds: float) -> str:
 
 def scores(line: dict[str, Any]) -> str:
     """What is known of them: a server without data of its own sees none."""
-    loss, accuracy = line.get("train_loss", line.get("test_loss")), line.get("test_accuracy")
-    return "" if loss is None or accuracy is None else f"loss {loss:.4f}  accuracy {accuracy:6.2%}"
+    from fedcluster.models.tasks import recorded_metrics
+
+    loss = line.get("train_loss", line.get("test_loss"))
+    metrics = [f"{metric.label} {metric.text(line[f'test_{metric.name}']):>6}" for metric in recorded_metrics(line)]
+    return "" if loss is None else "  ".join([f"loss {loss:.4f}", *metrics])
 
 
 def suited() -> Display:

@@ -239,7 +239,14 @@ def fingerprints(setup: Setup) -> dict[str, str]:
     }
     if setup.fleet.known.columns():
         found["fleet"] = setup.fleet.known.digest()
-    given = {"model code": setup.experiment.model.name, "algorithm": setup.experiment.algorithm.name}
+    experiment = setup.experiment
+    given = {
+        "model code": experiment.model.name,
+        "algorithm": experiment.algorithm.name,
+        "aggregation": experiment.aggregation.name,
+        **{f"transform {number}": given for number, given in enumerate(experiment.transforms)},
+        **{f"metric {number}": given for number, given in enumerate(experiment.metrics)},
+    }
     return found | {what: code.digest(thing) for what, thing in given.items() if code.is_own(thing)}
 
 

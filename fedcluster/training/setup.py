@@ -22,10 +22,11 @@ from fedcluster.inputs import check_size, located
 from fedcluster.models import zoo
 from fedcluster.models.flat_model import FlatModel, Objective, cross_entropy
 from fedcluster.models.kernels import library as compiled
+from fedcluster.models.tasks import find_metrics
 from fedcluster.runs.ledger import size
 from fedcluster.runs.progress import Display
 from fedcluster.state import Message, State
-from fedcluster.training.evaluation import Evaluator
+from fedcluster.training.evaluation import SAMPLE, Evaluator
 from fedcluster.training.executors.distributed import Distributed, broadcast_array, is_distributed
 from fedcluster.training.executors.in_process import Executor, InProcess, Trainer
 from fedcluster.training.executors.processes import Workers, sendable
@@ -79,7 +80,7 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
     check_output(flat_model, dataset)
     if flat_model.could_be_compiled and compiled.library() is None:
         display.say(f"training with torch, which is slower for this model: {compiled.why_torch}")
-    evaluate = Evaluator(flat_model, dataset, everyone, seed)
+    evaluate = Evaluator(flat_model, dataset, everyone.pooled(SAMPLE, seed), find_metrics(experiment.metrics))
     devices = len(everyone)
     if central:
         everyone, groups = pool(everyone, seed), clusters.Clusters(np.zeros(1, np.int32), 1)

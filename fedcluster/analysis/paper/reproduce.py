@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedcluster.analysis.jobs import Job, run_all
-from fedcluster.analysis.paper import choices, drawing, table
+from fedcluster.analysis.paper import choices, plots, table
 from fedcluster.analysis.paper.claims import Histories, Verdict, fair, judge
 from fedcluster.analysis.paper.figures import FEDAVG, FIGURES, TITLES, Curve, Panel, experiment, panels, rate
 from fedcluster.analysis.paper.table import Runs
@@ -49,12 +49,12 @@ def reproduce(
     """Run what the figures need, draw each as soon as its data are there, and judge the claims by all figures that
     `out` has. A run that several figures share is run once; what is finished in `out` is not run again, and a figure
     whose data are there needs no run."""
-    known = scale in choices.SCALES and rates in choices.RATES and x in drawing.AXES and set(figures) <= set(FIGURES)
+    known = scale in choices.SCALES and rates in choices.RATES and x in plots.AXES and set(figures) <= set(FIGURES)
     if not known:
         raise BadExperiment(
             f"cannot reproduce {', '.join(figures)} at scale {scale}, rates {rates}, over {x}: figures are "
             f"{', '.join(FIGURES)} or all, scales {', '.join(choices.SCALES)}, rates {', '.join(choices.RATES)}, "
-            f"axes {', '.join(drawing.AXES)}"
+            f"axes {', '.join(plots.AXES)}"
         )
     seeds = seeds or choices.SCALES[scale].seeds
     settings = Settings(scale, rates, seeds)
@@ -86,7 +86,7 @@ def reproduce(
         runs = table.curves(data[figure], found, seeds)
         verdicts = write_verdicts(out, settings)
         picture = out / (f"{figure}.png" if x == "rounds" else f"{figure}-{x}.png")
-        drawing.draw(found, runs, x, f"{TITLES[figure]}: {settings}", picture)
+        plots.draw(found, runs, x, f"{TITLES[figure]}: {settings}", picture)
     return verdicts
 
 

@@ -33,7 +33,7 @@ from fedcluster.data.dataset import Dataset
 from fedcluster.errors import FedClusterError, NotAlike
 from fedcluster.experiment import Experiment
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.processes import GUARD, UNGUARDED, deaf_to_interrupts
+from fedcluster.processes import GUARD, UNGUARDED, defer_interrupts
 from fedcluster.runs.progress import Display
 from fedcluster.state import Message, State, Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
@@ -98,7 +98,7 @@ class Workers:
         ours, theirs = mp.Pipe()
         others = [ours, *(worker.line for worker in self.workers)]
         arguments = (theirs, others, self.here, self.rooms)
-        with deaf_to_interrupts(), warnings.catch_warnings():
+        with defer_interrupts(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts the threads of libraries, too
             process = mp.get_context("fork").Process(target=work_forked, args=arguments, daemon=True)
             process.start()
@@ -109,7 +109,7 @@ class Workers:
         ours, theirs = self.context.Pipe()
         arguments = (theirs, self.experiment, self.here.dataset, self.rooms)
         process = self.context.Process(target=work_spawned, args=arguments, daemon=True)
-        with deaf_to_interrupts():
+        with defer_interrupts():
             process.start()
         theirs.close()
         self.workers.append(Worker(process, ours))
