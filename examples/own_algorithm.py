@@ -19,7 +19,8 @@ experiment = fedcluster.Experiment(
     fleet={"devices": 100, "samples": 50},
     clusters={"count": 5, "participation": 0.5},
     model={"name": "logistic"},
-    local={"algorithm": SignOfMovement, "lr": 0.5},
+    algorithm={"name": SignOfMovement},
+    local={"lr": 0.5},
 )
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ experiment = fedcluster.Experiment(
     fleet={"devices": 100, "samples": 50},
     clusters={"count": 5},
     model={"name": "logistic"},
-    local={"algorithm": weight_decay, "lr": 0.5},
+    algorithm={"name": weight_decay},
+    local={"lr": 0.5},
 )
 
 if __name__ == "__main__":
