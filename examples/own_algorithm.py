@@ -1,17 +1,28 @@
-"""An algorithm of one's own: a class that says in what it differs from FedAvg, here in what a device sends.
+"""An algorithm of one's own, with an option and a state: a class that says in what it differs from FedAvg.
 
-This one sends the sign of every weight's movement and the mean size of the movements, and the server moves by their
-average. `broadcast`, `train` and `combine` can all be replaced; `memory` is what a device keeps between its turns.
+A device sends the sign of every weight's movement times their mean size. What this leaves out of the movement it keeps,
+times `feedback`, and adds to its next one (error feedback). `broadcast` and `combine` can be replaced as well.
 """
 
+import torch
+
 import fedcluster
-from fedcluster.algorithms import FedAvg
+from fedcluster.algorithms import FedAvg, Section
 
 
-class SignOfMovement(FedAvg):
-    def train(self, flat_model, received, batches, memory):  # type: ignore[no-untyped-def]
-        movement = super().train(flat_model, received, batches, memory)["model"] - received["model"]
-        return {"model": received["model"] + movement.sign() * movement.abs().mean()}
+class SignWithFeedback(FedAvg):
+    class Options(Section):
+        feedback: float = 0.5
+
+    def initial_device_state(self, model, size):  # type: ignore[no-untyped-def]
+        return {"error": torch.zeros_like(model)}
+
+    def train(self, flat_model, received, batches, device_state):  # type: ignore[no-untyped-def]
+        trained = super().train(flat_model, received, batches, device_state)["model"]
+        movement = trained - received["model"] + device_state["error"]
+        sent = movement.sign() * movement.abs().mean()
+        device_state["error"] = self.options.feedback * (movement - sent)
+        return {"model": received["model"] + sent}
 
 
 experiment = fedcluster.Experiment(
@@ -19,7 +30,7 @@ experiment = fedcluster.Experiment(
     fleet={"devices": 100, "samples": 50},
     clusters={"count": 5, "participation": 0.5},
     model={"name": "logistic"},
-    algorithm={"name": SignOfMovement},
+    algorithm={"name": SignWithFeedback, "feedback": 0.9},
     local={"lr": 0.5},
 )
 

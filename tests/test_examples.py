@@ -21,7 +21,7 @@ def test_example(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_a_new_part_takes_under_fifteen_lines(path: Path) -> None:
+def test_a_new_part_takes_under_thirty_lines(path: Path) -> None:
     tree = ast.parse(path.read_text())
     own = [
         node
@@ -29,4 +29,4 @@ def test_a_new_part_takes_under_fifteen_lines(path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
         or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) != "experiment")
     ]
-    assert 0 < sum((node.end_lineno or 0) - node.lineno + 1 for node in own) < 15
+    assert 0 < sum((node.end_lineno or 0) - node.lineno + 1 for node in own) < 30

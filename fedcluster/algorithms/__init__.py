@@ -20,12 +20,13 @@ from fedcluster.algorithms.fedavg import FedAvg, LocalRule
 from fedcluster.algorithms.server_optimizers import ServerOptimizer
 from fedcluster.algorithms.transforms import UpdateTransform
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Algorithm, Local, Server
+from fedcluster.experiment import Algorithm, Local, Section, Server
 from fedcluster.state import Message, State
 
 __all__ = [
     "Centralized",
     "FedAvg",
+    "Section",
     "ServerOptimizer",
     "UpdateTransform",
     "build",
