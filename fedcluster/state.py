@@ -1,6 +1,7 @@
 """The state of a run: everything that the next cycle depends on, besides the experiment itself."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -49,6 +50,16 @@ class Accepted:
     device: int
     weight: float
     message: Message
+
+
+class Refusal(NamedTuple):
+    """An update that `accept` refused: its position among the uploads of the cycle, its device, why, and whether this
+    was for its values (not finite, or too far from the model) rather than its form or origin."""
+
+    position: int
+    device: int
+    reason: str
+    diverged: bool
 
 
 @dataclass(frozen=True, eq=False)

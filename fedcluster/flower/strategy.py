@@ -222,7 +222,7 @@ class FedCluster(Strategy):
                 messages[number[node]] = (node, reply)
                 updates.append(self.update(number[node], cycle, arrays, reply))
 
-        def refuse(update: Update, why: str) -> None:
+        def refuse(update: Update, why: str, diverged: bool) -> None:
             log(WARNING, "refused the update of node %s: %s", messages[update.device][0], why)
 
         upload_spec = tensors_of(arrays, arrays)

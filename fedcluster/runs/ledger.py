@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from fedcluster.errors import BudgetExceeded
 from fedcluster.fleet.fleet import Ints
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.state import Message, Remote, Reply, Unsent, Update
+from fedcluster.state import Message, Refusal, Remote, Reply, Unsent, Update
 
 COUNTS = ("aggregations", "device_updates", "downloads", "uploads", "bytes_down", "bytes_up", "refused")
 
@@ -24,7 +24,7 @@ class Ledger:
         self.counts = dict.fromkeys(COUNTS, 0)
         self.downloads, self.uploads = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
         self.last_download, self.last_upload = np.full(devices, -1), np.full(devices, -1)
-        self.refusals: list[tuple[int, int, str]] = []
+        self.refusals: list[Refusal] = []
         self.received = 0
         self.missing: list[int] = []
         self.broadcast = 0  # bytes of the latest one
@@ -69,18 +69,17 @@ class Ledger:
         """A cycle has failed: what travelled is counted, but it is nobody's turn of this round. `part` is as before."""
         self.last_download[devices], self.last_upload[devices] = part[2:]
 
-    def refuse(self, update: Update, reason: str) -> None:
-        """Note an update that `accept` refused: its position among the uploads, its device and the reason."""
-        self.refusals.append((self.received, update.device, reason))
+    def refuse(self, update: Update, reason: str, diverged: bool) -> None:
+        self.refusals.append(Refusal(self.received, update.device, reason, diverged))
 
-    def finish_cycle(self, changed: bool) -> list[tuple[int, str]]:
-        """Count the cycle's aggregation if it changed the model, and return its refusals (device, reason) in the order
-        in which the updates came."""
+    def finish_cycle(self, changed: bool) -> list[Refusal]:
+        """Count the cycle's aggregation if it changed the model, and return its refusals in the order in which the
+        updates came."""
         self.counts["aggregations"] += bool(len(self.downloads)) and changed
         self.counts["refused"] += len(self.refusals)
         refusals = sorted(self.refusals)
         self.refusals, self.received = [], 0
-        return [(device, reason) for _, device, reason in refusals]
+        return refusals
 
     @staticmethod
     def spend(last: Ints, devices: Ints, round: int, what: str) -> None:

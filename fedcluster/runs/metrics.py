@@ -72,7 +72,7 @@ class Recorder:
         refusals = self.ledger.finish_cycle(changed)
         number = self.ledger.counts["refused"] - self.refused
         self.refused += number
-        for device, reason in refusals[:3]:
+        for _, device, reason, _ in refusals[:3]:
             self.display.say(f"round {cycle.round + 1}: refused the update of device {self.name(device)} ({reason})")
         if len(refusals) > 3:
             self.display.say(f"round {cycle.round + 1}: refused {len(refusals) - 3} more updates of this cycle")
@@ -85,9 +85,10 @@ class Recorder:
             "cohort": cycle.cohort.tolist(),
             "changed": changed,
             "refused": number,
-            "reasons": refusals,
+            "reasons": [(refusal.device, refusal.reason) for refusal in refusals],
             "missing": self.ledger.missing,
             "seconds": seconds,
+            **({"diverged": True} if any(refusal.diverged for refusal in refusals) else {}),
             **({"undone": undone} if undone else {}),
             **(simulated(outcome) if self.timed else {}),
         }

@@ -15,19 +15,21 @@ def accept(
     updates: Iterable[Update],
     cycle: Cycle,
     upload_spec: Message,
-    refuse: Callable[[Update, str], None],
+    refuse: Callable[[Update, str, bool], None],
     norms: Norms | None = None,
 ) -> Iterator[Accepted]:
     """Let through what is finite, of the names, shapes and types of `upload_spec`, within the bounds of `norms`, from a
-    member of this cohort, for this cycle, once. Everything else goes to `refuse` with the reason."""
+    member of this cohort, for this cycle, once. Everything else goes to `refuse` with the reason, and whether that
+    lies in its values."""
     shares = cycle.weights / cycle.weights.sum()
     members = dict(zip(cycle.cohort.tolist(), shares.tolist(), strict=True))
     done: set[int] = set()
     for update in updates:
-        reason = fault(update, cycle, members, done) or misfit(update.message, upload_spec)
-        reason = reason or (norms.fault(update.device, update.message) if norms else unbounded(update.message))
-        if reason:
-            refuse(update, reason)
+        if reason := fault(update, cycle, members, done) or misfit(update.message, upload_spec):
+            refuse(update, reason, False)
+            continue
+        if reason := norms.fault(update.device, update.message) if norms else unbounded(update.message):
+            refuse(update, reason, True)
             continue
         done.add(update.device)
         yield Accepted(update.device, members[update.device], update.message)

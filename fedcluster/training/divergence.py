@@ -61,7 +61,5 @@ def stuck(turns: list[Line], cycles: int, devices: int) -> bool:
     refused, alone in its round, does not end a run."""
     still = list(takewhile(lambda turn: not turn["changed"], reversed(turns)))
     came = {device for turn in still for device in turn["cohort"] if device not in turn["missing"]}
-    reasons = [why for turn in still for _, why in turn["reasons"]]
-    refused = any("not finite" in why or KEY in why for why in reasons)
-    astray = refused or any("undone" in turn for turn in still)
+    astray = any("diverged" in turn or "undone" in turn for turn in still)
     return len(still) >= cycles and astray and len(came) >= min(2, devices)

@@ -48,7 +48,7 @@ def update(device: int = 2, round: int = 4, cycle: int = 1, **message: Any) -> U
 )
 def test_bad_updates_are_refused_with_a_reason(bad: Update, reason: str) -> None:
     refused: list[str] = []
-    accepted = list(accept([bad, update(5)], CYCLE, FORM, lambda _, why: refused.append(why)))
+    accepted = list(accept([bad, update(5)], CYCLE, FORM, lambda _, why, diverged: refused.append(why)))
     assert [a.device for a in accepted] == [5]
     assert accepted[0].weight == pytest.approx(0.2 / 0.6)
     assert len(refused) == 1
@@ -58,7 +58,7 @@ def test_bad_updates_are_refused_with_a_reason(bad: Update, reason: str) -> None
 def test_an_update_counts_once_and_a_bad_one_may_be_followed_by_a_good_one() -> None:
     refused: list[str] = []
     bad = update(model=torch.full((3,), float("inf")))
-    accepted = list(accept([bad, update(), update()], CYCLE, FORM, lambda _, why: refused.append(why)))
+    accepted = list(accept([bad, update(), update()], CYCLE, FORM, lambda _, why, diverged: refused.append(why)))
     assert [a.device for a in accepted] == [2]
     assert refused == ["model: not finite", "a second time"]
 

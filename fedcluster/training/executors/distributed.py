@@ -21,7 +21,7 @@ from fedcluster.algorithms.aggregation.registry import Aggregator
 from fedcluster.errors import LostRank, NotAlike
 from fedcluster.fleet.fleet import Floats, Ints
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.state import NORM_WINDOW, Message, Remote, Reply, State, Time, Update
+from fedcluster.state import NORM_WINDOW, Message, Refusal, Remote, Reply, State, Time, Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
 
@@ -103,11 +103,11 @@ def all_reduce_aggregate(aggregator: Aggregator) -> None:
         aggregator.reduce(all_reduce)
 
 
-def all_gather_refusals(refusals: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+def all_gather_refusals(refusals: list[Refusal]) -> list[Refusal]:
     """The refusals of all ranks."""
     if not all_reduce_sum(len(refusals)):
         return []
-    return [tuple(refusal) for text in all_gather_text(json.dumps(refusals)) for refusal in json.loads(text)]
+    return [Refusal(*refusal) for text in all_gather_text(json.dumps(refusals)) for refusal in json.loads(text)]
 
 
 def check_same_state(state: State) -> None:
