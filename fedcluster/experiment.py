@@ -367,7 +367,7 @@ class Experiment(Section):
             )
         return self
 
-    def keys(self) -> dict[str, Any]:
+    def sections(self) -> dict[str, Any]:
         """Every key that was given or filled in, by section; objects given in Python as they are."""
         return {
             name: {key: given for key, given in value if given is not None} if isinstance(value, Section) else value
@@ -377,7 +377,7 @@ class Experiment(Section):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; things given in Python by the name that finds them again."""
-        plain: dict[str, Any] = json.loads(json.dumps(self.keys(), default=reference))
+        plain: dict[str, Any] = json.loads(json.dumps(self.sections(), default=reference))
         return plain
 
     def to_toml(self) -> str:
@@ -392,7 +392,9 @@ class Experiment(Section):
         The other keys of a section stay, except the options of an algorithm or aggregator that is replaced by another.
         A section object, such as `Local(lr=0.1)`, replaces the whole section.
         """
-        keys = self.keys() | {"server": self.server.model_dump(exclude_unset=True)}  # the rest follows its optimizer
+        keys = self.sections() | {
+            "server": self.server.model_dump(exclude_unset=True)
+        }  # the rest follows its optimizer
         for key, value in overrides.items():
             if isinstance(value, dict) and isinstance(keys.get(key), dict):
                 for name, given in value.items():

@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -85,51 +86,64 @@ def compare(
         raise BadExperiment(f"cannot compare over {x}: x is {', '.join(X)}")
     if x == "time" and experiment.clock is None:
         raise BadExperiment("to compare over time there must be a clock: add a section [clock] to the experiment")
-    if out is None:
-        with tempfile.TemporaryDirectory() as folder:
-            return compare(experiment, methods, seeds, lr, target, folder, True, workers, progress, x)
-    out = Path(out)
+    count, whole = clusters_and_share(experiment)
+    with nullcontext(out) if out is not None else tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        claim(place, experiment, resume or out is None)
+        rates = learning_rates(experiment, methods, lr, count, whole, place, workers, progress)
+        jobs = {
+            method: [
+                Job(f"{method}-seed{seed}", variant(experiment, method, rates[method], seed, whole))
+                for seed in range(experiment.seed, experiment.seed + seeds)
+            ]
+            for method in methods
+        }
+        by_seed = [job for several in zip(*jobs.values(), strict=True) for job in several]
+        histories = run_all(by_seed, place, workers, lambda done, total: progress("comparing", done, total))
+        outcomes = []
+        for method in methods:
+            mine = [histories[job.name] for job in jobs[method]]
+            broken = next((lines for lines in mine if isinstance(lines, Diverged)), None)
+            if broken is not None:
+                raise Diverged(f"{LABELS[method]} at rate {rates[method]:g}: {broken}")
+            lines = [one for one in mine if isinstance(one, list)]
+            outcomes.append(Outcome(method, rates[method], count if method == "fedcluster" else 1, lines))
+        if target is None:
+            target = max(lines[-1]["train_loss"] for outcome in outcomes for lines in outcome.histories)
+        comparison = Comparison(outcomes, target, lr, x)
+        curves({o.method: o.histories for o in outcomes}, place / "curves.png", caption(experiment, seeds, lr), x)
+        write_atomically(place / "comparison.json", json.dumps(summary(comparison), indent=2) + "\n")
+        return comparison
+
+
+def clusters_and_share(experiment: Experiment) -> tuple[int, float]:
+    """M, and the share of all devices that takes part in a round of FedAvg with as many updates as FedCluster's."""
     everyone = fleet.build(experiment.fleet, sources.open_dataset(experiment.data.name), experiment.seed)
     groups = clusters.build(experiment.clusters, everyone, experiment.seed)
-    count, updates = groups.count, Schedule(experiment.clusters, everyone, groups, experiment.seed).cohort_size()
-    whole = fedavg_participation(experiment.clusters.participation, updates, len(everyone))
-    claim(out, experiment, resume)
-    rates = {method: experiment.local.lr * (count if method == "fedavg" and lr == "paper" else 1) for method in methods}
-    if lr == "tuned":
-        best = best_rates(
-            dict.fromkeys(methods, experiment.local.lr),
-            lambda method, rate, seed: Job(
-                f"tune-{method}-{rate:g}-seed{seed}", variant(experiment, method, rate, seed, whole)
-            ),
-            out,
-            workers,
-            progress,
-        )
-        rates = {method: found.lr for method, found in best.items()}
+    updates = Schedule(experiment.clusters, everyone, groups, experiment.seed).cohort_size()
+    return groups.count, fedavg_participation(experiment.clusters.participation, updates, len(everyone))
 
-    jobs = [
-        Job(f"{method}-seed{seed}", variant(experiment, method, rates[method], seed, whole))
-        for seed in range(experiment.seed, experiment.seed + seeds)
-        for method in methods
-    ]
-    histories = run_all(jobs, out, workers, lambda done, total: progress("comparing", done, total))
-    outcomes = []
-    for method in methods:
-        mine = [histories[job.name] for job in jobs if job.name.startswith(f"{method}-")]
-        broken = next((lines for lines in mine if isinstance(lines, Diverged)), None)
-        if broken is not None:
-            raise Diverged(f"{LABELS[method]} at rate {rates[method]:g}: {broken}")
-        outcomes.append(
-            Outcome(
-                method, rates[method], count if method == "fedcluster" else 1, [x for x in mine if isinstance(x, list)]
-            )
-        )
-    if target is None:
-        target = max(lines[-1]["train_loss"] for outcome in outcomes for lines in outcome.histories)
-    comparison = Comparison(outcomes, target, lr, x)
-    curves({o.method: o.histories for o in outcomes}, out / "curves.png", caption(experiment, seeds, lr), x)
-    write_atomically(out / "comparison.json", json.dumps(summary(comparison), indent=2) + "\n")
-    return comparison
+
+def learning_rates(
+    experiment: Experiment,
+    methods: Sequence[str],
+    lr: str,
+    count: int,
+    whole: float,
+    out: Path,
+    workers: int,
+    progress: Progress,
+) -> dict[str, float]:
+    """The rate of every method: as in the paper, equal, or the best of those tried on seeds kept for tuning."""
+    base = experiment.local.lr
+    if lr != "tuned":
+        return {method: base * (count if method == "fedavg" and lr == "paper" else 1) for method in methods}
+
+    def job(method: str, rate: float, seed: int) -> Job:
+        return Job(f"tune-{method}-{rate:g}-seed{seed}", variant(experiment, method, rate, seed, whole))
+
+    best = best_rates(dict.fromkeys(methods, base), job, out, workers, progress)
+    return {method: found.lr for method, found in best.items()}
 
 
 def claim(out: Path, experiment: Experiment, resume: bool) -> None:

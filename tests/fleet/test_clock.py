@@ -245,7 +245,7 @@ def interrupt(*_: Any) -> None:
 
 
 def test_without_losses_the_clock_changes_nothing_but_the_time() -> None:
-    off = EXPERIMENT.override(**{"clusters.method": "random"}).keys()
+    off = EXPERIMENT.override(**{"clusters.method": "random"}).sections()
     off.pop("clock")
     plain = fedcluster.Experiment(**off)
     assert "clock" not in plain.to_dict()
