@@ -101,6 +101,8 @@ class Device:
                 self.check_allowed(str(name))  # before anything is imported
             keys = {key: plan[key] for key in ("seed", "algorithm", "local", "transforms")}
             experiment = Experiment(model={"name": model}, **keys)
+        except BadExperiment as error:
+            raise Unreadable(f"a plan that cannot be followed ({error})") from None
         except (ValueError, TypeError, KeyError) as error:
             raise Unreadable(f"a plan that cannot be followed ({type(error).__name__})") from None
         dataset = self.like(plan["shape"], classes, plan["scale"], plan["shift"])

@@ -266,8 +266,8 @@ def test_a_device_holds_what_it_received_until_the_last_exchange_of_the_cycle() 
 
 
 def plan(**more: Any) -> str:
-    keys = {"seed": 0, "shape": [5], "classes": 3, "model": {"name": "logistic"}, "local": {}}
-    return json.dumps(keys | {"scale": None, "shift": None} | more)
+    keys = {"seed": 0, "shape": [5], "classes": 3, "model": "logistic", "algorithm": {"name": "fedavg"}, "local": {}}
+    return json.dumps(keys | {"transforms": [], "scale": None, "shift": None} | more)
 
 
 @pytest.fixture
@@ -303,8 +303,10 @@ def test_a_device_standardises_for_every_experiment_anew(tmp_path: Path) -> None
         ("[]", "not one of ours"),
         (plan(path="/etc/passwd"), "not one of ours"),
         (plan(local={"steps": 0}), "cannot be followed"),
-        (plan(model={"name": "os:system"}), "does not allow"),
-        (plan(local={"algorithm": "subprocess:Popen"}), "does not allow"),
+        (plan(model="os:system"), "does not allow"),
+        (plan(algorithm={"name": "subprocess:Popen"}), "does not allow"),
+        (plan(transforms=["subprocess:Popen"]), "does not allow"),
+        (plan(local={"algorithm": "subprocess:Popen"}), "differ: remove the former"),
         (plan(shape=[4]), "the federation learns"),
         (plan(classes=2), "the federation learns"),
     ],
@@ -319,7 +321,10 @@ def test_a_device_names_the_versions_when_it_cannot_follow(device: Device, monke
         monkeypatch.setattr(TaskIdentity, name, 1)
     facts = {"round": 0, "cycle": 0, "device": 0, "exchange": 0, "run": "r", "began": 0, "since": 0, "turn": 1}
     context = Context(1, 1, device.identity.config(), RecordDict(), {})
-    for version, found in (("9.9.9", "runs fedcluster 9.9.9, this device"), (fedcluster.__version__, r"permitted\)$")):
+    for version, found in (
+        ("9.9.9", "runs fedcluster 9.9.9, this device"),
+        (fedcluster.__version__, r"local.novel is not a key.*\)$"),
+    ):
         told = facts | {"plan": plan(local={"novel": 1}), "version": version}
         with pytest.raises(Unreadable, match=found):
             client_app(Message(pack(told, {"model": torch.zeros(3)}), 1, "train"), context)
@@ -333,7 +338,7 @@ def test_a_turn_of_two_exchanges_is_the_simulators(
     cycle began, although both exchanges were answered."""
     for name in ("_run_id", "_task_id", "_node_id"):  # as where Flower calls it
         monkeypatch.setattr(TaskIdentity, name, 1)
-    text = plan(local={"algorithm": algorithm, "steps": 2, "batch": 4, "lr": 0.1})
+    text = plan(algorithm={"name": algorithm}, local={"steps": 2, "batch": 4, "lr": 0.1})
     here = device.prepare(text)
     context = Context(1, 1, device.identity.config(), RecordDict(), {})
     second = torch.linspace(-1, 1, 18)
