@@ -49,8 +49,8 @@ class StackedBatches(Batches):
 
     def __init__(self, devices: list[Batches]) -> None:
         first = devices[0]
-        self.devices, self.rows, self.steps = devices, first.rows, first.steps
-        self.dataset, self.options, self.seed, self.place = first.dataset, first.options, first.seed, first.place
+        super().__init__(first.dataset, first.rows, first.options, first.seed, first.place)
+        self.devices = devices
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return stack(self.devices)
