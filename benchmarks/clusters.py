@@ -25,7 +25,7 @@ def main() -> None:
     for partition in ("major_class", "dirichlet"):
         for devices, count in ((1000, 10), (1000, 100), (100_000, 10), (100_000, 1000)):
             options = Fleet(devices=devices, samples=50, partition=partition, rho_device=0.9)
-            everyone = fleet.build(options, data, 0)
+            everyone, _ = fleet.build(options, data, 0)
             shares = anticlustering.label_shares(everyone)
             for method in ("random", "balanced", "similar"):
                 began, worked = time.perf_counter(), time.process_time()

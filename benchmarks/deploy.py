@@ -64,10 +64,10 @@ def running(folder: Path, commands: dict[str, list[str]], **environment: str) ->
 
 def write_devices(folder: Path) -> None:
     dataset = sources.open_dataset(EXPERIMENT.data.name)
-    everyone = fleet.build(EXPERIMENT.fleet, dataset, EXPERIMENT.seed)
+    _, partition = fleet.build(EXPERIMENT.fleet, dataset, EXPERIMENT.seed)
     x, y = dataset.x_train.numpy(), dataset.y_train.numpy()
-    for k in range(len(everyone)):
-        rows = everyone.sample_indices(k)
+    for k in range(len(partition)):
+        rows = partition.sample_indices(k)
         np.savez(folder / f"{k}.npz", x_train=x[rows], y_train=y[rows], x_test=x[:1], y_test=y[:1])
 
 

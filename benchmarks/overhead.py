@@ -47,7 +47,8 @@ def overhead(model: str, data: str, rounds: int = 6) -> float:
     setup = prepare(experiment(model, data, rounds), Display())
     here = setup.executor
     assert isinstance(here, InProcess)
-    timed = Timed(here.trainer, here.dataset, setup.fleet)
+    assert setup.partition is not None
+    timed = Timed(here.trainer, here.dataset, setup.partition)
     object.__setattr__(setup, "executor", timed)
     training: list[float] = []
 

@@ -19,14 +19,10 @@ import pyarrow.parquet as pq
 from fedcluster.experiment import Clusters
 from fedcluster.fleet import fleet_file, synthetic, traces
 from fedcluster.fleet.clustering import clusters
-from fedcluster.fleet.fleet import Fleet, Ints
+from fedcluster.fleet.fleet import Fleet
 
 HERE = Path(__file__).parent
 DEVICES, COUNT, DAY = 1_000_000, 24, "2026-01-01"
-
-
-def nothing(k: int) -> Ints:
-    return np.zeros(0, np.int64)
 
 
 def main() -> None:
@@ -61,7 +57,7 @@ def main() -> None:
             for path in (parquet, text):
                 read = fleet_file.read if name == "fleet" else lambda path, day: traces.read(path, day).of(names)
                 timed(f"read the {name} as {path.suffix[1:]}", lambda path=path, read=read: read(path, DAY))  # type: ignore[misc]
-    fleet = Fleet(np.ones(DEVICES, np.int64), np.zeros(DEVICES, np.int32), nothing, nothing, known=known)
+    fleet = Fleet(np.ones(DEVICES, np.int64), known=known)
     for method in ("timezone", "availability"):
         options = Clusters(method=method, count=COUNT)
         timed(f"{COUNT} clusters by {method}", lambda options=options: clusters.build(options, fleet, 0))  # type: ignore[misc]

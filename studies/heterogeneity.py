@@ -93,8 +93,9 @@ def heterogeneity(cell: Cell, seed: int, quick: bool, runs: Path, display: Displ
     described = {name: experiment(cell, name, 0.01, seed, quick) for name in CLUSTERINGS}
     one = described["random"]
     dataset = sources.open_dataset(one.data.name)
-    everyone, flat_model = fleet.build(one.fleet, dataset, seed), build_model(one, dataset)
-    sketches = gradient_sketches([flat_model], flat_model.w.clone(), dataset, everyone, one.local, seed, display)
+    everyone, partition = fleet.build(one.fleet, dataset, seed)
+    flat_model = build_model(one, dataset)
+    sketches = gradient_sketches([flat_model], flat_model.w.clone(), dataset, partition, one.local, seed, display)
     found = {}
     for name, each in described.items():
         groups = clusters.build(each.clusters, everyone, seed)

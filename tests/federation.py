@@ -24,10 +24,10 @@ Process: TypeAlias = "subprocess.Popen[bytes] | Forked"
 def write_devices(experiment: fedcluster.Experiment, folder: Path) -> None:
     """What each device of the simulated fleet holds, as that device's own file."""
     dataset = sources.open_dataset(experiment.data.name)
-    everyone = fleet.build(experiment.fleet, dataset, experiment.seed)
+    _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)
     x, y = dataset.x_train.numpy(), dataset.y_train.numpy()
-    for k in range(len(everyone)):
-        rows = everyone.sample_indices(k)
+    for k in range(len(partition)):
+        rows = partition.sample_indices(k)
         np.savez(folder / f"{k}.npz", x_train=x[rows], y_train=y[rows], x_test=x[:1], y_test=y[:1])
 
 

@@ -48,10 +48,10 @@ def write_devices(folder: Path) -> None:
     """In life every device has its data already; here each gets its share of the digits, mostly of one kind."""
     experiment = fedcluster.load(HERE / "experiment.toml")
     dataset = sources.open_dataset("digits")
-    shares = fleet.build(experiment.fleet, dataset, experiment.seed)
+    _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)
     x, y = dataset.x_train.numpy(), dataset.y_train.numpy()
-    for k in range(len(shares)):
-        rows = shares.sample_indices(k)
+    for k in range(len(partition)):
+        rows = partition.sample_indices(k)
         np.savez(folder / f"device-{k}.npz", x_train=x[rows], y_train=y[rows], x_test=x[:1], y_test=y[:1])
 
 

@@ -133,9 +133,10 @@ def weighing(experiment: Experiment, display: Display, workers: int) -> "Scale":
     setup = prepare(experiment.override(**everybody), display)
     flat_models, w = [FlatModel(setup.flat_model.module) for _ in range(workers)], setup.start.model
     assert setup.dataset is not None, "only a federation may be without"
+    assert setup.partition is not None, "only a federation may be without"
     devices = device_sample(setup.fleet, experiment.seed)
-    parts = setup.dataset, setup.fleet, devices, experiment.local, experiment.seed, display
-    return Scale(setup, survey(flat_models, w, *parts), smoothness(flat_models, w, *parts))
+    parts = setup.dataset, setup.partition, devices, experiment.local, experiment.seed, display
+    return Scale(setup, survey(flat_models, w, setup.fleet, *parts), smoothness(flat_models, w, *parts))
 
 
 class Scale:

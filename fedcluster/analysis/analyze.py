@@ -125,8 +125,9 @@ def measure(name: str, w: Tensor, setup: Setup, devices: Ints, flat_models: list
     """One pass over the devices at w, then L."""
     experiment, fleet, clusters = setup.experiment, setup.fleet, setup.clusters
     assert setup.dataset is not None, "only a federation may be without"
-    parts = setup.dataset, fleet, devices, experiment.local, experiment.seed, display
-    found = survey(flat_models, w, *parts, clusters, f"gradients at {name}")
+    assert setup.partition is not None, "only a federation may be without"
+    parts = setup.dataset, setup.partition, devices, experiment.local, experiment.seed, display
+    found = survey(flat_models, w, fleet, *parts, clusters, f"gradients at {name}")
     sizes = np.bincount(clusters.assignment, minlength=clusters.count)
     seen = measures(found, fleet, clusters, cohort_sizes(experiment.clusters.participation, sizes), experiment.seed)
     one = Clusters(np.zeros(len(fleet), np.int32), 1)

@@ -118,7 +118,7 @@ def compare(
 
 def clusters_and_share(experiment: Experiment) -> tuple[int, float]:
     """M, and the share of all devices that takes part in a round of FedAvg with as many updates as FedCluster's."""
-    everyone = fleet.build(experiment.fleet, sources.open_dataset(experiment.data.name), experiment.seed)
+    everyone, _ = fleet.build(experiment.fleet, sources.open_dataset(experiment.data.name), experiment.seed)
     groups = clusters.build(experiment.clusters, everyone, experiment.seed)
     updates = Schedule(experiment.clusters, everyone, groups, experiment.seed).cohort_size()
     return groups.count, fedavg_participation(experiment.clusters.participation, updates, len(everyone))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import coo_array
 
-from fedcluster.analysis.partition import clusters_table
+from fedcluster.analysis.fleet_report import clusters_table
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Clusters as Options
 from fedcluster.experiment import Experiment
@@ -74,7 +74,7 @@ def plan(
     trace, columns = known.availability, known.columns()
     devices = len(trace) if trace is not None else len(next(iter(columns.values())))
     sizes = known.samples if known.samples is not None else np.ones(devices, np.int64)
-    fleet = Fleet(sizes, np.zeros(devices, np.int32), no_data, no_data, names=known.names, known=known)
+    fleet = Fleet(sizes, known.names, known=known)
     method = "timezone" if trace is None else "availability"
     options: Options = options_of("clusters", method=method, count=count, soft=soft, free_seconds=free_seconds)
     if trace is None:
@@ -94,10 +94,6 @@ def plan(
 def options_of(section: str, **keys: Any) -> Any:
     """Options from the command line, refused in words as those of an experiment are."""
     return getattr(Experiment(**{section: keys}), section)
-
-
-def no_data(k: int) -> Ints:
-    raise AssertionError("a plan needs no data")
 
 
 def by_cluster(assignment: Ints, count: int, values: Floats) -> Floats:

@@ -21,8 +21,9 @@ from torch import Tensor
 from fedcluster.analysis.bound import Range
 from fedcluster.analysis.lanczos import Lanczos, Product
 from fedcluster.data.dataset import Dataset
+from fedcluster.data.partition import Partition
 from fedcluster.experiment import Local
-from fedcluster.fleet.fleet import Fleet, Ints
+from fedcluster.fleet.fleet import Ints
 from fedcluster.models.flat_model import FlatModel, Loss
 from fedcluster.models.local_sgd import Batches
 from fedcluster.rng import stream
@@ -42,7 +43,7 @@ def smoothness(
     flat_models: list[FlatModel],
     w: Tensor,
     dataset: Dataset,
-    fleet: Fleet,
+    partition: Partition,
     devices: Ints,
     local: Local,
     seed: int,
@@ -60,12 +61,12 @@ def smoothness(
         return Lanczos(hessian_product(flat_model, w, parts), start.to(w.device))
 
     def screen(flat_model: FlatModel, k: int) -> float:
-        iteration = begin(flat_model, k, sample_rows(fleet.sample_indices(k), most, seed, "screening", k))
+        iteration = begin(flat_model, k, sample_rows(partition.sample_indices(k), most, seed, "screening", k))
         iteration.advance(SCREENING)
         return iteration.lower()
 
     def measure(flat_model: FlatModel, k: int) -> Range:
-        iteration = begin(flat_model, k, fleet.sample_indices(k))
+        iteration = begin(flat_model, k, partition.sample_indices(k))
         iteration.advance(2 * SCREENING)
         while (bounds := iteration.bounds(RISK / len(devices))).high > CLOSE * bounds.low and iteration.steps < MOST:
             iteration.advance(2)

@@ -160,14 +160,14 @@ def partition(experiment: ExperimentFile, o: Overrides = None, out: Out = None) 
         from fedcluster.experiment import load
 
         described = load(experiment, o)
-        from fedcluster.analysis import partition as portraits
+        from fedcluster.analysis import fleet_report
         from fedcluster.runs.directory import fresh
         from fedcluster.runs.progress import Spoken
 
-        portrait = portraits.portray(described, Spoken())
-        files = portraits.write(portrait, out or fresh(f"partition-{experiment.stem}"))
-        report.show(report.devices_table(portrait))
-        report.show(report.clusters_table(portrait))
+        found = fleet_report.build(described, Spoken())
+        files = fleet_report.write(found, out or fresh(f"partition-{experiment.stem}"))
+        report.show(report.devices_table(found))
+        report.show(report.clusters_table(found))
         typer.echo("written: " + ", ".join(str(file) for file in files))
 
 

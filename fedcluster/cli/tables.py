@@ -11,7 +11,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from fedcluster.analysis.compare import Comparison
-    from fedcluster.analysis.partition import Portrait
+    from fedcluster.analysis.fleet_report import FleetReport
     from fedcluster.analysis.plan import Plan
 
 
@@ -101,9 +101,9 @@ def clock_time(hours: float) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}"
 
 
-def devices_table(portrait: Portrait) -> Table:
-    sizes, weights = portrait.fleet.sizes, portrait.fleet.weights
-    top = portrait.label_counts.max(axis=1) / portrait.label_counts.sum(axis=1)
+def devices_table(found: FleetReport) -> Table:
+    sizes, weights = found.fleet.sizes, found.fleet.weights
+    top = found.label_counts.max(axis=1) / found.label_counts.sum(axis=1)
     rows = [
         [name, *(f"{value:.4g}" for value in (column.min(), column.mean(), column.max()))]
         for name, column in (("samples", sizes), ("p_k", weights), ("share of the largest class", top))
@@ -111,18 +111,18 @@ def devices_table(portrait: Portrait) -> Table:
     return ruled([f"{len(sizes):,} devices", "least", "mean", "most"], rows)
 
 
-def clusters_table(portrait: Portrait) -> Table:
-    groups, mix = portrait.clusters, portrait.cluster_mix()
+def clusters_table(found: FleetReport) -> Table:
+    groups, mix = found.clusters, found.cluster_label_shares()
     shown = min(mix.shape[1], 10)
     rows = [
         [
             str(K),
             f"{len(members):,}",
-            f"{portrait.fleet.sizes[members].sum():,}",
+            f"{found.fleet.sizes[members].sum():,}",
             f"{q:.4f}",
             *(f"{x:.1%}" for x in mix[K][:shown]),
         ]
-        for K, (members, q) in enumerate(zip(groups.members, groups.weights(portrait.fleet), strict=True))
+        for K, (members, q) in enumerate(zip(groups.members, groups.weights(found.fleet), strict=True))
     ]
     return ruled(["cluster", "devices", "samples", "q_K", *(f"class {c}" for c in range(shown))], rows)
 

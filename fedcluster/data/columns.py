@@ -6,6 +6,7 @@ like an identifier, an empty cell or a text among numbers is refused by name and
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ ADVICE = "drop the column, or name it device if it tells whose each row is"
 Arrays = dict[str, Any]
 
 
-def arrays(train: Table, test: Table | None) -> Arrays:
+def arrays(train: Table, test: Table | None, say: Callable[[str], None] = print) -> Arrays:
     """x and y of the splits there are, and the devices of the training rows if the table names them."""
     label = label_column(train)
     splits = {"train": train} | ({"test": test} if test is not None else {})
@@ -42,7 +43,9 @@ def arrays(train: Table, test: Table | None) -> Arrays:
     picture = next((name for name in train.data.column_names if is_picture(train.data.field(name).type)), None)
     names = [] if picture else feature_columns(train, label)
     for split, table in splits.items():
-        found[f"x_{split}"] = stacked(picture_bytes(table, picture), table.path) if picture else features(table, names)
+        found[f"x_{split}"] = (
+            stacked(picture_bytes(table, picture), table.path, say) if picture else features(table, names)
+        )
     if DEVICE in train:
         found["device_train"] = devices(train)
     return found

@@ -1,5 +1,6 @@
 """The dataset: samples and labels, and the one place where raw values become what a model sees."""
 
+from copy import copy
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -62,6 +63,16 @@ class Dataset:
         if self.scale is None or self.shift is None:
             return x
         return x.to(torch.float32).mul_(self.scale).add_(self.shift)
+
+    def standardised(self, scale: list[float], shift: list[float]) -> "Dataset":
+        """The same data, standardised by other numbers, one per channel. Data that are not bytes are not standardised,
+        so they stay as they are."""
+        if self.scale is None or self.shift is None:
+            return self
+        other = copy(self)
+        for name, values, shape in (("scale", scale, self.scale.shape), ("shift", shift, self.shift.shape)):
+            object.__setattr__(other, name, torch.tensor(values).reshape(shape))
+        return other
 
     def digest(self) -> str:
         """A fingerprint of every value, so that a resumed run can tell that its data are the same."""

@@ -1,6 +1,7 @@
 """Pictures as bytes [rows, channels, height, width], from a table's column or a folder with one folder a class."""
 
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -12,18 +13,23 @@ from PIL import Image, ImageOps
 
 from fedcluster.errors import BadData
 from fedcluster.inputs import check_size, read_bytes
-from fedcluster.runs.progress import tracked
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # none of which runs another program
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".pnm"}
 ORIENTATION = 0x0112
+SAY_EVERY = 2.0  # seconds
 
 
-def stacked(contents: Collection[bytes | Path | None], source: Any) -> NDArray[np.uint8]:
-    """Pictures of one size, each given by the bytes of its file or by the file."""
+def stacked(
+    contents: Collection[bytes | Path | None], source: Any, say: Callable[[str], None] = print
+) -> NDArray[np.uint8]:
+    """Pictures of one size, each given by the bytes of its file or by the file. `say` hears how many are decoded."""
     stack: NDArray[np.uint8] | None = None
-    mode = "L"
-    for i, content in enumerate(tracked(contents, "decoding", "pictures")):
+    mode, said = "L", time.monotonic()
+    for i, content in enumerate(contents):
+        if time.monotonic() - said >= SAY_EVERY:
+            said = time.monotonic()
+            say(f"decoding: {i:,} of {len(contents):,} pictures")
         picture = decoded(content, f"{source}: picture {i}")
         if stack is None:
             mode = "RGB" if np.asarray(picture).ndim == 3 else "L"
@@ -81,12 +87,12 @@ class Folder:
                 total.update(f"{split}/{file.parent.name}/{file.name}\n{content}\n".encode(errors="surrogateescape"))
         return total.hexdigest()
 
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self, say: Callable[[str], None] = print) -> dict[str, Any]:
         classes = sorted({file.parent.name for files in self.files.values() for file in files})
         number = {name: k for k, name in enumerate(classes)}
         found: dict[str, Any] = {}
         for split, files in self.files.items():
-            found[f"x_{split}"] = stacked(files, self.splits[split])
+            found[f"x_{split}"] = stacked(files, self.splits[split], say)
             found[f"y_{split}"] = np.array([number[file.parent.name] for file in files])
         return found
 

@@ -104,7 +104,7 @@ def local(path: Path, say: Say) -> Arrays:
         if files["train"].exists():
             return tables({split: file for split, file in files.items() if file.exists()}, say)
     pictures = Folder(path)
-    return cached(f"folder {pictures.digest()}", lambda: whole(pictures.arrays(), path, say), say)
+    return cached(f"folder {pictures.digest()}", lambda: whole(pictures.arrays(say), path, say), say)
 
 
 def tables(files: dict[str, Path], say: Say) -> Arrays:
@@ -115,7 +115,7 @@ def tables(files: dict[str, Path], say: Say) -> Arrays:
     def decode() -> Arrays:
         train, test = (Table(files[s], contents[s]) if s in files else None for s in ("train", "test"))
         assert train is not None
-        return whole(columns.arrays(train, test), train.path, say)
+        return whole(columns.arrays(train, test, say), train.path, say)
 
     return cached(f"tables {key}", decode, say)
 
@@ -145,7 +145,7 @@ def from_hub(name: str, say: Say) -> Arrays:
             ) from None
     train = found.get("train", next(iter(found.values())))
     test = next((found[name] for name in ("test", "validation", "valid") if name in found), None)
-    return whole(columns.arrays(train, test), name, say)
+    return whole(columns.arrays(train, test, say), name, say)
 
 
 def whole(arrays: Arrays, source: Any, say: Say) -> Arrays:

@@ -5,22 +5,20 @@ algorithm of one's own (`package.module:name`) is used only where the device was
 """
 
 import json
-from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from fedcluster.data import sources
 from fedcluster.data.dataset import Dataset
+from fedcluster.data.partition import Partition, one_device
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Experiment, load
 from fedcluster.fleet import fleet
-from fedcluster.fleet.fleet import Fleet, Ints
 from fedcluster.flower.messages import Unreadable, pack_tensors, unpack_tensors
 from fedcluster.flower.registry import NAME, Registration
 from fedcluster.state import Message
@@ -107,31 +105,21 @@ class Device:
             raise Unreadable(f"a plan that cannot be followed ({type(error).__name__})") from None
         dataset = self.like(plan["shape"], classes, plan["scale"], plan["shift"])
         trainer = build_trainer(experiment, dataset.shape, classes)
-        rows = np.arange(self.samples)
-
-        def mine(k: int) -> Ints:
-            return rows
-
-        alone = Fleet(np.array([len(rows)]), np.zeros(1, np.int32), mine, mine)
-        return InProcess(trainer, dataset, alone)
+        return InProcess(trainer, dataset, one_device(np.arange(self.samples), dataset))
 
     def check_allowed(self, name: str) -> None:
         if ":" in name and name not in self.identity.allow:
             raise BadExperiment(f"the server asks for {name}, which this device does not allow: join with --allow")
 
     def like(self, shape: list[int], classes: int, scale: Any, shift: Any) -> Dataset:
-        """Our data as the federation sees them: standardised by the server's numbers where it has them. A copy, so that
-        the next experiment does not find this one's numbers."""
-        dataset = copy(self.dataset)
+        """Our data as the federation sees them: standardised by the server's numbers where it has them."""
+        dataset = self.dataset
         if list(dataset.shape) != shape or dataset.classes > classes:
             raise BadData(
                 f"{dataset.name} has samples {list(dataset.shape)} of {dataset.classes} classes, "
                 f"but the federation learns {shape} of {classes}"
             )
-        if dataset.scale is not None and scale is not None:
-            for name, values in (("scale", scale), ("shift", shift)):
-                object.__setattr__(dataset, name, torch.tensor(values).reshape(getattr(dataset, name).shape))
-        return dataset
+        return dataset if scale is None else dataset.standardised(scale, shift)
 
 
 def quietly(text: str) -> None:
@@ -139,17 +127,17 @@ def quietly(text: str) -> None:
 
 
 @lru_cache(maxsize=1)
-def simulated(path: str) -> tuple[Dataset, Fleet]:
+def simulated(path: str) -> tuple[Dataset, Partition]:
     experiment = load(Path(path))
     dataset = sources.open_dataset(experiment.data.name, quietly)
-    return dataset, fleet.build(experiment.fleet, dataset, experiment.seed)
+    return dataset, fleet.build(experiment.fleet, dataset, experiment.seed)[1]
 
 
 @lru_cache(maxsize=256)
 def played(path: str, k: int) -> Device:
     """Device k of an experiment's simulated fleet, for Flower's simulation, where one process plays many."""
-    dataset, everyone = simulated(path)
-    rows = everyone.sample_indices(k)
+    dataset, partition = simulated(path)
+    rows = partition.sample_indices(k)
     x, y = dataset.x_train.numpy()[rows], dataset.y_train.numpy()[rows]
     share = Dataset(x, y, dataset.x_test[:1].numpy(), dataset.y_test[:1].numpy(), classes=dataset.classes)
     return Device(Identity(str(k), path), share)

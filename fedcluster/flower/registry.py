@@ -24,13 +24,14 @@ from pydantic import (
     model_validator,
 )
 
+from fedcluster.data.partition import Labels
 from fedcluster.errors import BadRun
 from fedcluster.experiment import WITH_DEVICES, Experiment
 from fedcluster.files import write_atomically
 from fedcluster.fleet.availability import daily
 from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.clustering.clusters import Clusters
-from fedcluster.fleet.fleet import Fleet, Ints, capped
+from fedcluster.fleet.fleet import Fleet, capped
 from fedcluster.fleet.fleet_file import DeviceTable
 from fedcluster.fleet.schedule import Cycle, Schedule
 from fedcluster.fleet.timezones import daily_hours, hours_ahead, zone
@@ -180,13 +181,7 @@ class Registry:
         sizes = np.array([entry.samples for entry in entries])
         cap = self.experiment.accept.cap(claimed=True)
         method = self.experiment.clusters.method
-        major = np.array([int(np.argmax(entry.labels)) if entry.labels else 0 for entry in entries], np.int32)
-        classes = max(entry.classes for entry in entries)
-
-        def label_counts(k: int) -> Ints:
-            told = entries[k].labels or []
-            return np.array(told + [0] * (classes - len(told)))
-
+        labels = label_counts([entry.labels for entry in entries], max(entry.classes for entry in entries))
         day = self.experiment.fleet.date
         ahead = np.array([hours_ahead(entry.timezone, day) if entry.timezone else np.nan for entry in entries])
         free = None
@@ -194,7 +189,7 @@ class Registry:
             free = daily([daily_hours(entry.slots) for entry in entries], np.nan_to_num(ahead))
         known = DeviceTable(utc_offset=None if np.isnan(ahead).all() else ahead, availability=free)
         names = np.array([entry.device for entry in entries])
-        return Fleet(sizes, major, elsewhere, label_counts, names=names, known=known, cap=cap)
+        return Fleet(sizes, names, labels, known, cap)
 
     def claims(self, first: int = 0) -> list[str]:
         """Who, from device number `first` on, says that it has more samples than it counts for."""
@@ -213,8 +208,12 @@ class Registry:
         return Clusters(assignment, int(assignment.max()) + 1)
 
 
-def elsewhere(k: int) -> Ints:
-    raise AssertionError("a device's samples are on the device")
+def label_counts(told: list[list[int] | None], classes: int) -> Labels | None:
+    """The label counts that devices have told, if all of them have."""
+    padded = [counts + [0] * (classes - len(counts)) for counts in told if counts]
+    if len(padded) < len(told):
+        return None
+    return Labels(np.array(padded).argmax(axis=1).astype(np.int32), lambda k: np.array(padded[k]))
 
 
 def order(registration: Registration) -> tuple[bool, int, str]:

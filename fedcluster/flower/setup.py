@@ -48,6 +48,7 @@ def prepare(schedule: LiveSchedule, say: Say) -> Setup:
         experiment=experiment,
         dataset=dataset,
         fleet=schedule.fleet,
+        partition=None,
         clusters=schedule.clusters,
         schedule=schedule,
         flat_model=flat_model,

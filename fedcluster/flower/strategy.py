@@ -29,7 +29,6 @@ from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Fleet
 from fedcluster.fleet.schedule import Cycle, Schedule
 from fedcluster.flower.messages import Unreadable
-from fedcluster.flower.registry import elsewhere
 from fedcluster.flower.transport import KINDS, Transport
 from fedcluster.state import Accepted, Update
 from fedcluster.state import Message as Tensors
@@ -192,7 +191,7 @@ class FedCluster(Strategy):
                 self.members[node] = int(sizes.argmin())
         nodes = list(self.members)
         groups = Clusters(np.array(list(self.members.values())), max(self.members.values()) + 1)
-        fleet = Fleet(np.ones(len(nodes), int), np.zeros(len(nodes), int), elsewhere, elsewhere)
+        fleet = Fleet(np.ones(len(nodes), int))
         for cycle in Schedule(self.options, fleet, groups, self.seed).round(j):
             yield cycle, [nodes[k] for k in cycle.cohort]
 

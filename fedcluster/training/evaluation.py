@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcluster.data.dataset import Dataset
+from fedcluster.data.partition import Ints
 from fedcluster.errors import BadExperiment
-from fedcluster.fleet.fleet import Ints
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.kernels.network import SCORED
 from fedcluster.models.tasks import METRICS, Metric

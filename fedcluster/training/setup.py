@@ -12,6 +12,7 @@ from fedcluster import algorithms
 from fedcluster.algorithms.transforms import Transforms
 from fedcluster.data import sources
 from fedcluster.data.dataset import Dataset
+from fedcluster.data.partition import Partition, one_device
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Experiment, Local
 from fedcluster.fleet import clock as clocks
@@ -43,6 +44,7 @@ class Setup:
     experiment: Experiment
     dataset: Dataset | None  # None where only the devices of a federation have data
     fleet: fleet.Fleet
+    partition: Partition | None  # None where the samples are on the devices of a federation
     clusters: clusters.Clusters
     schedule: Schedule
     flat_model: FlatModel
@@ -62,12 +64,12 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
     """Experiment -> dataset -> fleet -> clusters -> schedule, and the learner with its start W_0."""
     seed, options = experiment.seed, experiment.clusters
     dataset = sources.open_dataset(experiment.data.name, display.say)
-    everyone = fleet.build(experiment.fleet, dataset, seed, experiment.accept.cap(claimed=False))
-    if everyone.repeats:
+    everyone, partition = fleet.build(experiment.fleet, dataset, seed, experiment.accept.cap(claimed=False))
+    if partition.repeats:
         display.say(
             f"{dataset.name}: a class is smaller than a device's share of it, so devices hold samples more than once"
         )
-    groups = build_clusters(experiment, dataset, everyone, display)
+    groups = build_clusters(experiment, dataset, everyone, partition, display)
     if groups.left_out():
         display.say(f"{groups.left_out():,} of {len(everyone):,} devices are in no cluster, so they take no part")
     schedule = Schedule(
@@ -80,10 +82,11 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
     check_output(flat_model, dataset)
     if flat_model.could_be_compiled and compiled.library() is None:
         display.say(f"training with torch, which is slower for this model: {compiled.why_torch}")
-    evaluate = Evaluator(flat_model, dataset, everyone.pooled(SAMPLE, seed), find_metrics(experiment.metrics))
+    evaluate = Evaluator(flat_model, dataset, partition.pooled(SAMPLE, seed), find_metrics(experiment.metrics))
     devices = len(everyone)
     if central:
-        everyone, groups = pool(everyone, seed), clusters.Clusters(np.zeros(1, np.int32), 1)
+        partition = pool(partition, dataset, seed)
+        everyone, groups = fleet.Fleet(partition.sizes), clusters.Clusters(np.zeros(1, np.int32), 1)
         schedule = Schedule(options, everyone, groups, seed)
         devices = 0  # the data are in one place: nothing travels
     optimizer = None if central else algorithms.optimizer(experiment.server)
@@ -97,13 +100,14 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
         experiment=experiment,
         dataset=dataset,
         fleet=everyone,
+        partition=partition,
         clusters=groups,
         schedule=schedule,
         flat_model=flat_model,
         algorithm=algorithm,
         transforms=trainer.transforms,
         optimizer=optimizer,
-        executor=InProcess(trainer, dataset, everyone),
+        executor=InProcess(trainer, dataset, partition),
         clock=clock,
         evaluate=evaluate,
         start=start,
@@ -145,7 +149,7 @@ def build_trainer(
 
 
 def build_clusters(
-    experiment: Experiment, dataset: Dataset, everyone: fleet.Fleet, display: Display
+    experiment: Experiment, dataset: Dataset, everyone: fleet.Fleet, partition: Partition, display: Display
 ) -> clusters.Clusters:
     """The clusters; where they go by gradients, by those of cross-entropy at W_0, which under torchrun are rank 0's."""
     options, seed, features = experiment.clusters, experiment.seed, None
@@ -155,7 +159,7 @@ def build_clusters(
     if searched and options.features == "gradients":
         flat_model = build_model(experiment, dataset)
         features = gradient_sketches(
-            [flat_model], flat_model.w.clone(), dataset, everyone, experiment.local, seed, display
+            [flat_model], flat_model.w.clone(), dataset, partition, experiment.local, seed, display
         )
         features = broadcast_array(features)
     return clusters.build(options, everyone, seed, features)
@@ -170,8 +174,8 @@ def unequal_clusters(setup: Setup) -> str | None:
 
 def executor_of(experiment: Experiment, dataset: Dataset) -> InProcess:
     """What a worker process needs, built from the experiment: the same for everyone who builds it."""
-    everyone = fleet.build(experiment.fleet, dataset, experiment.seed)
-    return InProcess(build_trainer(experiment, dataset.shape, dataset.classes), dataset, everyone)
+    _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)
+    return InProcess(build_trainer(experiment, dataset.shape, dataset.classes), dataset, partition)
 
 
 def choose_executor(setup: Setup, workers: int, cohorts: str, display: Display) -> Setup:
@@ -285,9 +289,8 @@ def samples_a_round(schedule: Schedule, everyone: fleet.Fleet, local: Local) -> 
     return float(sum(sizes)) * local.mean_steps
 
 
-def pool(everyone: fleet.Fleet, seed: int) -> fleet.Fleet:
+def pool(partition: Partition, dataset: Dataset, seed: int) -> Partition:
     """One device that holds all data: centralized training is the same code with M = n = 1."""
-    check_size("the fleet's pooled data, as a list of places,", 8 * int(everyone.sizes.sum()))
-    rows = everyone.pooled(int(everyone.sizes.sum()), seed)
-    label_counts = lambda _: np.sum([everyone.label_counts(k) for k in range(len(everyone))], axis=0)  # noqa: E731
-    return fleet.Fleet(np.array([len(rows)]), np.zeros(1, np.int32), lambda _: rows, label_counts)
+    total = int(partition.sizes.sum())
+    check_size("the fleet's pooled data, as a list of rows,", 8 * total)
+    return one_device(partition.pooled(total, seed), dataset)

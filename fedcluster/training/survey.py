@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcluster.data.dataset import Dataset
+from fedcluster.data.partition import Partition
 from fedcluster.experiment import Local
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Fleet, Floats, Ints
@@ -50,8 +51,9 @@ class Survey:
 def survey(
     flat_models: list[FlatModel],
     w: Tensor,
-    dataset: Dataset,
     fleet: Fleet,
+    dataset: Dataset,
+    partition: Partition,
     devices: Ints,
     local: Local,
     seed: int,
@@ -74,7 +76,7 @@ def survey(
         """Everything of one device but sums over several; the gradient that they need."""
         flat_model, single = tool
         k = int(devices[i])
-        batches = Batches(dataset, fleet.sample_indices(k), local, seed, (0, 0, k))
+        batches = Batches(dataset, partition.sample_indices(k), local, seed, (0, 0, k))
         losses[i], gradient = loss_and_gradient(flat_model, w, batches)
         norms[i] = float(gradient.double().square().sum())
         sketches[i] = sketch(gradient).numpy()
@@ -166,19 +168,25 @@ def single_gradients(flat_model: FlatModel, w: Tensor, dataset: Dataset) -> PerS
 
 
 def gradient_sketches(
-    flat_models: list[FlatModel], w: Tensor, dataset: Dataset, fleet: Fleet, local: Local, seed: int, display: Display
+    flat_models: list[FlatModel],
+    w: Tensor,
+    dataset: Dataset,
+    partition: Partition,
+    local: Local,
+    seed: int,
+    display: Display,
 ) -> Floats:
     """Only the sketches: what clusters are made from with clusters.features = "gradients"."""
     sketch = Sketch(flat_models[0].size, seed)
 
     def look(flat_model: FlatModel, k: int) -> Tensor:
         _, gradient = loss_and_gradient(
-            flat_model, w, Batches(dataset, fleet.sample_indices(k), local, seed, (0, 0, k))
+            flat_model, w, Batches(dataset, partition.sample_indices(k), local, seed, (0, 0, k))
         )
         return sketch(gradient)
 
-    sketches = np.zeros((len(fleet), sketch.length), np.float32)
-    watched = display.track(range(len(fleet)), "gradients of the devices", "devices")
+    sketches = np.zeros((len(partition), sketch.length), np.float32)
+    watched = display.track(range(len(partition)), "gradients of the devices", "devices")
     for k, row in enumerate(in_order(look, watched, flat_models)):
         sketches[k] = row.numpy()
     return sketches

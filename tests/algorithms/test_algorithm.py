@@ -77,6 +77,7 @@ def fedavg(setup: prepare.Setup, rounds: int, devices: int, steps: int, batch: i
     2^-40 as `aggregate` has it."""
     dataset, fleet, model = setup.dataset, setup.fleet, deepcopy(setup.flat_model.module)
     assert dataset is not None
+    assert setup.partition is not None
     grid = torch.tensor(1.5 * 2**12, dtype=torch.float64)
     with torch.no_grad():
         for p in model.parameters():
@@ -88,7 +89,7 @@ def fedavg(setup: prepare.Setup, rounds: int, devices: int, steps: int, batch: i
         for k in cohort.tolist():
             local = deepcopy(model)
             optimizer = torch.optim.SGD(local.parameters(), lr=lr)
-            rows = fleet.sample_indices(k)
+            rows = setup.partition.sample_indices(k)
             drawn = rows[stream(0, "batch", j, 0, k).integers(len(rows), size=(steps, batch))]
             for t in range(steps):
                 index = torch.from_numpy(drawn[t])

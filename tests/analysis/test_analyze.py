@@ -191,12 +191,13 @@ def test_the_advised_M_does_not_change_with_the_seed_of_the_estimate(write_exper
     experiment = load(path)
     with repeatable():
         weigh = advise.weighing(experiment, Display(), 1)
-        flat_model, fleet = FlatModel(weigh.setup.flat_model.module), weigh.setup.fleet
+        flat_model, partition = FlatModel(weigh.setup.flat_model.module), weigh.setup.partition
         assert weigh.setup.dataset is not None
+        assert partition is not None
         taken, ranges = set(), []
         for seed in range(4):
             w, local = weigh.setup.start.model, experiment.local
-            weigh.L = smoothness([flat_model], w, weigh.setup.dataset, fleet, np.arange(24), local, seed, Display())
+            weigh.L = smoothness([flat_model], w, weigh.setup.dataset, partition, np.arange(24), local, seed, Display())
             ranges.append(weigh.L)
             values = advise.candidates(24, 0.5)
             choices = [weigh(str(M), experiment.clusters.model_copy(update={"count": M})) for M in values]

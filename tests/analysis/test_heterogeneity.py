@@ -18,6 +18,7 @@ from fedcluster.analysis.lanczos import Lanczos
 from fedcluster.analysis.measures import device_sample, largest_square
 from fedcluster.analysis.smoothness import hessian_product, smoothness
 from fedcluster.data.dataset import Dataset
+from fedcluster.data.partition import Labels, Partition
 from fedcluster.experiment import Fleet, Local
 from fedcluster.fleet import fleet as fleets
 from fedcluster.fleet.clustering.clusters import Clusters
@@ -53,20 +54,20 @@ def mean_distance(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return value
 
 
-def three_devices() -> tuple[Dataset, fleets.Fleet]:
+def three_devices() -> tuple[Dataset, fleets.Fleet, Partition]:
     """Device 0 holds (0, 0) and (2, 0), device 1 holds (1, 3), device 2 holds (5, 0)."""
     x = np.array([[0, 0], [2, 0], [1, 3], [5, 0]], np.float32)
     data = Dataset(x, [0, 0, 0, 0], x[:1], [0], device_train=np.array([0, 0, 1, 2]))
-    return data, fleets.build(Fleet(partition="natural"), data, 0)
+    return data, *fleets.build(Fleet(partition="natural"), data, 0)
 
 
 def test_everything_by_hand_on_three_devices() -> None:
     """At w = 0, grad f_k = -mean of device k: g_0 = (-1, 0), g_1 = (-1, -3), g_2 = (-5, 0), p = (1/2, 1/4, 1/4)."""
-    data, fleet = three_devices()
+    data, fleet, partition = three_devices()
     flat_model = FlatModel(Mean(2), objective=mean_distance)
     clusters = Clusters(np.array([0, 1, 1]), 2)
     found = survey(
-        [flat_model], flat_model.w.clone(), data, fleet, np.arange(3), Local(batch=3), 0, Display(), clusters
+        [flat_model], flat_model.w.clone(), fleet, data, partition, np.arange(3), Local(batch=3), 0, Display(), clusters
     )
     # f = 1/2 (0 + 4 + 10 + 25) / 4, g = (-2, -3/4)
     assert fleet.weights @ found.losses == pytest.approx(39 / 8)
@@ -170,25 +171,25 @@ def test_sketches_are_right_on_average_and_know_their_error(rank: int) -> None:
     assert within >= 10
 
 
-def natural() -> tuple[Dataset, fleets.Fleet]:
+def natural() -> tuple[Dataset, fleets.Fleet, Partition]:
     data = Dataset(**blobs())
-    return data, fleets.build(Fleet(partition="natural"), data, 0)
+    return data, *fleets.build(Fleet(partition="natural"), data, 0)
 
 
 def test_a_survey_of_a_real_model_against_all_gradients_at_once() -> None:
-    data, fleet = natural()
+    data, fleet, partition = natural()
     torch.manual_seed(0)
     flat_model = FlatModel(Logistic((5,), 3))
     clusters = Clusters(np.array([0, 1, 2, 0, 1, 2, 0]), 3)
     w = flat_model.w.clone()
-    found = survey([flat_model], w, data, fleet, np.arange(7), Local(batch=4), 0, Display(), clusters)
+    found = survey([flat_model], w, fleet, data, partition, np.arange(7), Local(batch=4), 0, Display(), clusters)
     gradients = []
     for k in range(len(fleet)):
         weights = w.clone().requires_grad_()
         named = {
             f"linear.{name}": view for name, view in zip(("weight", "bias"), (weights[:15], weights[15:]), strict=True)
         }
-        x, y = data.x_train[fleet.sample_indices(k)], data.y_train[fleet.sample_indices(k)]
+        x, y = data.x_train[partition.sample_indices(k)], data.y_train[partition.sample_indices(k)]
         scores = x @ named["linear.weight"].view(3, 5).T + named["linear.bias"]
         loss = nn.functional.cross_entropy(scores, y)
         gradients.append(torch.autograd.grad(loss, weights)[0].numpy())
@@ -200,11 +201,11 @@ def test_a_survey_of_a_real_model_against_all_gradients_at_once() -> None:
 
 @repeatable()
 def test_threads_change_no_bit_of_a_survey() -> None:
-    data, fleet = natural()
+    data, fleet, partition = natural()
     torch.manual_seed(0)
     flat_models = [FlatModel(Logistic((5,), 3)) for _ in range(3)]
     w, clusters = flat_models[0].w.clone(), Clusters(np.array([0, 1, 2, 0, 1, 2, 0]), 3)
-    parts = data, fleet, np.arange(7), Local(batch=4), 0, Display(), clusters
+    parts = fleet, data, partition, np.arange(7), Local(batch=4), 0, Display(), clusters
     one, three = survey(flat_models[:1], w, *parts), survey(flat_models, w, *parts)
     for name in ("losses", "norms", "variances", "sketches", "gradient", "between"):
         assert np.array_equal(getattr(one, name), getattr(three, name)), name
@@ -226,10 +227,12 @@ def test_a_sample_of_rows_knows_its_error(monkeypatch: pytest.MonkeyPatch) -> No
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4000, 2)).astype(np.float32) * rng.exponential(size=(4000, 1)).astype(np.float32)
     data = Dataset(x, np.zeros(4000, int), x[:1], [0], device_train=np.repeat(np.arange(10), 400))
-    fleet = fleets.build(Fleet(partition="natural"), data, 0)
+    fleet, partition = fleets.build(Fleet(partition="natural"), data, 0)
     flat_model = FlatModel(Mean(2), objective=mean_distance)
     monkeypatch.setattr("fedcluster.training.survey.ROWS", 0)  # as in a large fleet
-    found = survey([flat_model], flat_model.w.clone(), data, fleet, np.arange(10), Local(batch=1), 0, Display())
+    found = survey(
+        [flat_model], flat_model.w.clone(), fleet, data, partition, np.arange(10), Local(batch=1), 0, Display()
+    )
     true = np.array([x[k * 400 : (k + 1) * 400].var(axis=0).sum() for k in range(10)])
     assert (np.abs(found.variances - true) <= 3 * found.errors).sum() >= 9
     assert (found.errors > 0).all()
@@ -245,7 +248,7 @@ def test_a_sample_of_devices_knows_its_error(equal: bool, count: int, monkeypatc
     monkeypatch.setattr(measuring, "MANY", 400)
     rng = np.random.default_rng(count)
     sizes = np.full(4000, 10) if equal else rng.integers(5, 100, 4000)
-    fleet = fleets.Fleet(sizes, rng.integers(0, 10, 4000), np.arange, np.arange)
+    fleet = fleets.Fleet(sizes, labels=Labels(rng.integers(0, 10, 4000), np.arange))
     clusters = Clusters(rng.permutation(np.arange(4000) % count), count)
     vectors = rng.normal(size=(4000, 8)) + 0.2 * rng.normal(size=(count, 8))[clusters.assignment]
     variances, cohorts = rng.exponential(size=4000), np.full(count, max(2, 400 // count))
@@ -281,7 +284,7 @@ def test_a_sample_of_devices_knows_its_error(equal: bool, count: int, monkeypatc
 
 def test_the_variance_of_a_batch_against_every_batch_there_is() -> None:
     """All 4^3 batches of three that can be drawn, with replacement, from a device of four samples."""
-    data, _ = natural()
+    data, _, _ = natural()
     rows = np.arange(4)
     flat_model = FlatModel(Logistic((5,), 3))
     w, local = flat_model.w.clone(), Local(batch=3)
@@ -315,9 +318,9 @@ def test_a_model_that_torch_func_cannot_take_gives_the_same_one_by_one() -> None
 
 
 def test_smoothness_of_a_quadratic() -> None:
-    data, fleet = three_devices()
+    data, _fleet, partition = three_devices()
     flat_model = FlatModel(Mean(2, [3.0, 7.5]), objective=mean_distance)
-    found = smoothness([flat_model], flat_model.w.clone(), data, fleet, np.arange(3), Local(), 0, Display())
+    found = smoothness([flat_model], flat_model.w.clone(), data, partition, np.arange(3), Local(), 0, Display())
     assert (found.low, found.high) == pytest.approx((7.5, 7.5), rel=1e-3)
 
 
@@ -362,7 +365,7 @@ def test_the_upper_bound_is_missed_as_rarely_as_it_says() -> None:
 def test_L_is_the_largest_of_all_devices_whatever_the_seed(workers: int) -> None:
     """24 devices of which one is much steeper than the others, against every device's own Hessian."""
     data = Dataset(**steep())
-    fleet = fleets.build(Fleet(partition="natural"), data, 0)
+    fleet, partition = fleets.build(Fleet(partition="natural"), data, 0)
     torch.manual_seed(0)
     flat_models = [FlatModel(Logistic((5,), 3)) for _ in range(workers)]
     for flat_model in flat_models:
@@ -370,7 +373,7 @@ def test_L_is_the_largest_of_all_devices_whatever_the_seed(workers: int) -> None
     w = flat_models[0].w.clone()
     largest = 0.0
     for k in range(len(fleet)):
-        x, y = data.x_train[fleet.sample_indices(k)], data.y_train[fleet.sample_indices(k)]
+        x, y = data.x_train[partition.sample_indices(k)], data.y_train[partition.sample_indices(k)]
 
         def loss(weights: Tensor, x: Tensor = x, y: Tensor = y) -> Tensor:
             return nn.functional.cross_entropy(x @ weights[:15].view(3, 5).T + weights[15:], y)
@@ -378,7 +381,7 @@ def test_L_is_the_largest_of_all_devices_whatever_the_seed(workers: int) -> None
         hessian = torch.autograd.functional.hessian(loss, w)  # type: ignore[no-untyped-call]
         largest = max(largest, float(torch.linalg.eigvalsh(hessian).abs().max()))
     for seed in range(3):
-        found = smoothness(flat_models, w, data, fleet, np.arange(len(fleet)), Local(), seed, Display())
+        found = smoothness(flat_models, w, data, partition, np.arange(len(fleet)), Local(), seed, Display())
         assert found.low == pytest.approx(largest, rel=0.01)
         assert largest * (1 - 1e-4) <= found.high <= 1.15 * largest
 

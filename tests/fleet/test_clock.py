@@ -34,7 +34,7 @@ MEGABYTE = 1_000_000
 
 
 def clock(known: DeviceTable, devices: int, local: Local | None = None, **options: Any) -> Clock:
-    fleet = fleets.build(Fleet(devices=devices, samples=50), dataset(), 0)
+    fleet, _ = fleets.build(Fleet(devices=devices, samples=50), dataset(), 0)
     given = local or Local(steps=10, batch=5)
     return Clock(Options(**options), replace(fleet, known=known), given, seed=3, down=MEGABYTE, up=2 * MEGABYTE)
 

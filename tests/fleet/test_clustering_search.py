@@ -25,14 +25,14 @@ def uneven(devices: int, seed: int) -> fleets.Fleet:
     data = Dataset(
         np.zeros((len(y), 2)), y, np.zeros((6, 2)), np.arange(6), device_train=np.repeat(range(devices), sizes)
     )
-    return fleets.build(Fleet(partition="natural"), data, 0)
+    return fleets.build(Fleet(partition="natural"), data, 0)[0]
 
 
 FLEETS: dict[str, Any] = {
-    "major class": lambda: fleets.build(Fleet(devices=100, samples=50, rho_device=0.9), dataset(), 0),
-    "dirichlet": lambda: fleets.build(Fleet(devices=101, samples=50, partition="dirichlet"), dataset(), 0),
+    "major class": lambda: fleets.build(Fleet(devices=100, samples=50, rho_device=0.9), dataset(), 0)[0],
+    "dirichlet": lambda: fleets.build(Fleet(devices=101, samples=50, partition="dirichlet"), dataset(), 0)[0],
     "uneven": lambda: uneven(90, 0),
-    "iid": lambda: fleets.build(Fleet(devices=60, samples=20, partition="iid"), dataset(), 0),
+    "iid": lambda: fleets.build(Fleet(devices=60, samples=20, partition="iid"), dataset(), 0)[0],
 }
 
 
@@ -79,7 +79,7 @@ def test_one_device_a_cluster_and_one_cluster() -> None:
 
 
 def test_pure_devices_are_dealt_out_evenly_or_kept_together() -> None:
-    fleet = fleets.build(Fleet(devices=100, samples=10, rho_device=1.0), dataset(), 0)
+    fleet, _ = fleets.build(Fleet(devices=100, samples=10, rho_device=1.0), dataset(), 0)
     balanced = clusterings.build(Options(method="balanced", count=10), fleet, 0)
     for members in balanced.members:
         assert sorted(fleet.major_class[members]) == list(range(10))
@@ -90,7 +90,7 @@ def test_pure_devices_are_dealt_out_evenly_or_kept_together() -> None:
 
 def test_features_decide() -> None:
     """By features that say nothing of labels: pairs of opposite devices are put together."""
-    fleet = fleets.build(Fleet(devices=40, samples=10), dataset(), 0)
+    fleet, _ = fleets.build(Fleet(devices=40, samples=10), dataset(), 0)
     features = np.repeat(np.eye(20), 2, axis=0) * np.tile([1, -1], 20)[:, None]
     clusters = clusterings.build(Options(method="balanced", count=20), fleet, 0, features)
     assert heterogeneity.split(features, fleet.weights, clusters).cluster == pytest.approx(0, abs=1e-12)

@@ -32,12 +32,12 @@ def dataset(classes: int = 10, rows: int = 400) -> Dataset:
 )
 def test_major_class_shares_are_exact_to_one_sample(devices: int, samples: int, rho: float, seed: int, C: int) -> None:
     data = dataset(C)
-    fleet = fleets.build(Fleet(devices=devices, samples=samples, rho_device=rho), data, seed)
+    fleet, partition = fleets.build(Fleet(devices=devices, samples=samples, rho_device=rho), data, seed)
     y = data.y_train.numpy()
     for k in range(devices):
-        rows = fleet.sample_indices(k)
+        rows = partition.sample_indices(k)
         mix = np.bincount(y[rows], minlength=C)
-        assert (mix == fleet.label_counts(k)).all()
+        assert (mix == partition.label_counts(k)).all()
         assert mix.sum() == samples == fleet.sizes[k]
         assert abs(mix[fleet.major_class[k]] - rho * samples) <= 0.5 + 1e-9
         others = np.delete(mix, fleet.major_class[k])
@@ -53,10 +53,12 @@ def test_major_class_shares_are_exact_to_one_sample(devices: int, samples: int, 
 @given(devices=st.integers(1, 30), samples=st.integers(1, 90), alpha=st.floats(0.05, 50), seed=st.integers(0, 99))
 def test_dirichlet_devices_have_the_samples_asked_for(devices: int, samples: int, alpha: float, seed: int) -> None:
     data = dataset()
-    fleet = fleets.build(Fleet(devices=devices, samples=samples, partition="dirichlet", alpha=alpha), data, seed)
+    fleet, partition = fleets.build(
+        Fleet(devices=devices, samples=samples, partition="dirichlet", alpha=alpha), data, seed
+    )
     for k in range(devices):
-        mix = np.bincount(data.y_train.numpy()[fleet.sample_indices(k)], minlength=10)
-        assert (mix == fleet.label_counts(k)).all()
+        mix = np.bincount(data.y_train.numpy()[partition.sample_indices(k)], minlength=10)
+        assert (mix == partition.label_counts(k)).all()
         assert mix.sum() == samples
         assert mix[fleet.major_class[k]] >= mix.max() - 1
 
@@ -64,23 +66,23 @@ def test_dirichlet_devices_have_the_samples_asked_for(devices: int, samples: int
 def test_natural_devices_hold_their_own_rows() -> None:
     owner = np.array(["b", "a", "b", "c", "a", "b"])
     data = Dataset(np.zeros((6, 2)), [0, 1, 0, 1, 0, 1], np.zeros((1, 2)), [0], device_train=owner)
-    fleet = fleets.build(Fleet(partition="natural"), data, 0)
+    fleet, partition = fleets.build(Fleet(partition="natural"), data, 0)
     assert fleet.names is not None
     assert fleet.names.tolist() == ["a", "b", "c"]
-    assert [fleet.sample_indices(k).tolist() for k in range(3)] == [[1, 4], [0, 2, 5], [3]]
-    assert fleet.pooled(100, 0).tolist() == [1, 4, 0, 2, 5, 3]
+    assert [partition.sample_indices(k).tolist() for k in range(3)] == [[1, 4], [0, 2, 5], [3]]
+    assert partition.pooled(100, 0).tolist() == [1, 4, 0, 2, 5, 3]
 
 
 def test_iid_draws_without_replacement() -> None:
-    fleet = fleets.build(Fleet(partition="iid", devices=5, samples=400), dataset(), 0)
-    assert sorted(fleet.sample_indices(3)) == list(range(400))
+    _fleet, partition = fleets.build(Fleet(partition="iid", devices=5, samples=400), dataset(), 0)
+    assert sorted(partition.sample_indices(3)) == list(range(400))
 
 
 def test_pooled_sample_is_uniform_over_all_samples() -> None:
     owner = np.repeat([0, 1], [90, 10])
     data = Dataset(np.zeros((100, 2)), np.zeros(100, int), np.zeros((1, 2)), [0], device_train=owner)
-    fleet = fleets.build(Fleet(partition="natural"), data, 0)
-    drawn = np.concatenate([fleet.pooled(10, seed) for seed in range(300)])
+    _fleet, partition = fleets.build(Fleet(partition="natural"), data, 0)
+    drawn = np.concatenate([partition.pooled(10, seed) for seed in range(300)])
     assert (drawn >= 90).mean() == pytest.approx(0.1, abs=0.02)
 
 
@@ -102,7 +104,7 @@ def test_an_empty_class_is_named() -> None:
 def test_a_round_visits_every_cluster_once(
     devices: int, count: int, participation: float, order: str, seed: int, j: int
 ) -> None:
-    fleet = fleets.build(Fleet(devices=devices, samples=7), dataset(), seed)
+    fleet, _ = fleets.build(Fleet(devices=devices, samples=7), dataset(), seed)
     options = Clusters(count=count, participation=participation, order=order)  # type: ignore[arg-type]
     if count > devices:
         with pytest.raises(BadExperiment, match=r"clusters\.count"):
@@ -145,7 +147,7 @@ def test_major_class_clusters_have_their_share_exactly_or_say_why_not(
     each: int, count: int, rho: float, seed: int
 ) -> None:
     devices = each * count
-    fleet = fleets.build(Fleet(devices=devices, samples=10), dataset(), seed)
+    fleet, _ = fleets.build(Fleet(devices=devices, samples=10), dataset(), seed)
     options = Clusters(method="major_class", count=count, rho_cluster=rho)
     wanted = int(np.floor(rho * each + 0.5))
     try:
@@ -179,7 +181,7 @@ def test_major_class_clusters_have_their_share_exactly_or_say_why_not(
 )
 def test_a_bad_cluster_file_is_refused_by_line(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "clusters.csv").write_text(text)
-    fleet = fleets.build(Fleet(devices=3, samples=5), dataset(), 0)
+    fleet, _ = fleets.build(Fleet(devices=3, samples=5), dataset(), 0)
     with pytest.raises(BadData, match=said):
         clusterings.build(Clusters(method="file", path=str(tmp_path / "clusters.csv")), fleet, 0)
 
@@ -188,14 +190,14 @@ def test_a_bad_cluster_file_is_refused_by_line(text: str, said: str, tmp_path: P
 def test_an_empty_cluster_is_refused(rows: list[int], count: int | None, tmp_path: Path) -> None:
     lines = "".join(f"{k},{cluster}\n" for k, cluster in enumerate(rows))
     (tmp_path / "clusters.csv").write_text("device,cluster\n" + lines)
-    fleet = fleets.build(Fleet(devices=3, samples=5), dataset(), 0)
+    fleet, _ = fleets.build(Fleet(devices=3, samples=5), dataset(), 0)
     with pytest.raises(BadExperiment, match="is empty"):
         clusterings.build(Clusters(method="file", count=count, path=str(tmp_path / "clusters.csv")), fleet, 0)
 
 
 def test_cluster_files_count_from_one_too(tmp_path: Path) -> None:
     (tmp_path / "clusters.csv").write_text("device,cluster\n2,1\n0,2\n1,1\n")
-    fleet = fleets.build(Fleet(devices=3, samples=5), dataset(), 0)
+    fleet, _ = fleets.build(Fleet(devices=3, samples=5), dataset(), 0)
     clusters = clusterings.build(Clusters(method="file", path=str(tmp_path / "clusters.csv")), fleet, 0)
     assert clusters.assignment.tolist() == [1, 0, 0]
     assert clusters.count == 2

@@ -251,7 +251,8 @@ def simulated(federation: Federation, experiment: fedcluster.Experiment) -> byte
     setup = prepare.prepare(experiment.override(data={"name": dataset}, fleet=Fleet(partition="natural")), Display())
     old = setup.executor
     assert isinstance(old, InProcess)
-    executor = Honest(old.trainer, old.dataset, setup.fleet)
+    assert setup.partition is not None
+    executor = Honest(old.trainer, old.dataset, setup.partition)
     object.__setattr__(setup, "executor", executor)
     with training.repeatable():
         state = training.train(setup, Recorder(None, Display(), Ledger(setup.devices)), setup.start)

@@ -90,7 +90,7 @@ def evaluates_like_torch(module: nn.Module, shape: tuple[int, ...], rows: int, t
     dataset = fedcluster.Dataset(x, torch.arange(rows) % 5, x, torch.arange(rows) % 5, classes=5)
     options = fedcluster.Experiment(fleet={"devices": 1, "samples": 1, "partition": "iid"}).fleet
     flat_model = FlatModel(module)
-    evaluate = Evaluator(flat_model, dataset, fleets.build(options, dataset, 0).pooled(SAMPLE, 0))
+    evaluate = Evaluator(flat_model, dataset, fleets.build(options, dataset, 0)[1].pooled(SAMPLE, 0))
     evaluate.threads = threads
     fast = evaluate(flat_model.w.clone())
     flat_model.chain = None

@@ -95,7 +95,8 @@ def attacked(described: fedcluster.Experiment, kind: type[InProcess]) -> tuple[t
     setup = prepare.prepare(described, Display())
     old = setup.executor
     assert isinstance(old, InProcess)
-    executor = kind(old.trainer, old.dataset, setup.fleet)
+    assert setup.partition is not None
+    executor = kind(old.trainer, old.dataset, setup.partition)
     object.__setattr__(setup, "executor", executor)
     recorder = Recorder(None, Display(), Ledger(setup.devices))
     return training.train(setup, recorder, setup.start).model, recorder
@@ -150,7 +151,8 @@ def test_a_round_in_which_every_cycle_fails_is_taken_again_from_where_it_began(t
         setup = replace(prepare.prepare(described, Display()), min_updates=2)
         old = setup.executor
         assert isinstance(old, InProcess)
-        executor = kind(old.trainer, old.dataset, setup.fleet)
+        assert setup.partition is not None
+        executor = kind(old.trainer, old.dataset, setup.partition)
         (tmp_path / kind.__name__).mkdir()
         recorders.append(Recorder(tmp_path / kind.__name__, Display(), Ledger(setup.devices)))
         with closing(recorders[-1]):

@@ -8,9 +8,9 @@ from typing import Protocol
 from fedcluster.algorithms import FedAvg
 from fedcluster.algorithms.transforms import Transforms
 from fedcluster.data.dataset import Dataset
+from fedcluster.data.partition import Partition
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Local
-from fedcluster.fleet.fleet import Fleet
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches
@@ -29,10 +29,10 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
-def check_work(options: Local, fleet: Fleet) -> None:
+def check_work(options: Local, partition: Partition) -> None:
     """The samples of all steps of a turn are drawn at once."""
     steps = options.steps if isinstance(options.steps, int) else options.steps[1]
-    drawn = steps * (int(fleet.sizes.max()) if options.batch == "full" else options.batch)
+    drawn = steps * (int(partition.sizes.max()) if options.batch == "full" else options.batch)
     if drawn > MOST_DRAWN:
         raise BadExperiment(
             f"local.steps times the batch is {drawn:,} samples a device and turn: at most {MOST_DRAWN:,} are possible"
@@ -53,16 +53,16 @@ class Trainer:
 class InProcess:
     """One device after the other, in this process, in the order of the cohort."""
 
-    def __init__(self, trainer: Trainer, dataset: Dataset, fleet: Fleet) -> None:
+    def __init__(self, trainer: Trainer, dataset: Dataset, partition: Partition) -> None:
         self.trainer, self.dataset = trainer, dataset
         self.algorithm, self.flat_model, self.transforms = trainer.algorithm, trainer.flat_model, trainer.transforms
         self.options, self.seed = trainer.local, trainer.seed
-        check_work(self.options, fleet)
+        check_work(self.options, partition)
         if self.flat_model.chain is not None:
             self.flat_model.chain.check(dataset.y_train)
         self.phases = self.algorithm.phases
         self.initial_device_state = self.algorithm.initial_device_state(self.flat_model.w, self.flat_model.size)
-        self.rows = lru_cache(maxsize=4096)(fleet.sample_indices)
+        self.rows = lru_cache(maxsize=4096)(partition.sample_indices)
 
     def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
         for device in cycle.cohort.tolist():

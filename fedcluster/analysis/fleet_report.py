@@ -1,4 +1,4 @@
-"""What the fleet and the clusters look like, before anything is trained."""
+"""A report on the fleet and its clusters before training: `fedcluster partition`."""
 
 import csv
 import io
@@ -20,69 +20,68 @@ from fedcluster.runs.plots import canvas, heat, save
 from fedcluster.runs.progress import Display
 from fedcluster.training.setup import build_clusters
 
-SHOWN = 2000  # devices in the picture; a larger fleet is shown by an even sample of it
+SHOWN = 2000  # devices in the plot; of a larger fleet, an even sample
 
 
 @dataclass(frozen=True)
-class Portrait:
-    """`label_counts[k, c]` is how many samples of class c device k holds."""
+class FleetReport:
+    """`label_counts[k, c]` is the number of samples of class c that device k holds."""
 
     fleet: fleet.Fleet
     clusters: clusters.Clusters
     label_counts: NDArray[np.int64]
 
-    def cluster_mix(self) -> NDArray[np.float64]:
-        """Share of each class in the samples of each cluster."""
+    def cluster_label_shares(self) -> NDArray[np.float64]:
+        """The share of each class in the samples of each cluster, [M, classes]."""
         totals = np.array([self.label_counts[members].sum(axis=0) for members in self.clusters.members])
         shares: NDArray[np.float64] = totals / totals.sum(axis=1, keepdims=True)
         return shares
 
     def name(self, k: int) -> str:
-        return str(self.fleet.names[k]) if self.fleet.names is not None else str(k)
+        return fleet.name_of(self.fleet.names, k)
 
 
-def portray(experiment: Experiment, display: Display) -> Portrait:
+def build(experiment: Experiment, display: Display) -> FleetReport:
     dataset = sources.open_dataset(experiment.data.name, display.say)
-    everyone = fleet.build(experiment.fleet, dataset, experiment.seed, experiment.accept.cap(claimed=False))
-    groups = build_clusters(experiment, dataset, everyone, display)
-    mix = np.array(
-        [everyone.label_counts(k) for k in display.track(range(len(everyone)), "drawing the fleet", "devices")]
-    )
-    return Portrait(everyone, groups, mix)
+    cap = experiment.accept.cap(claimed=False)
+    everyone, partition = fleet.build(experiment.fleet, dataset, experiment.seed, cap)
+    groups = build_clusters(experiment, dataset, everyone, partition, display)
+    devices = display.track(range(len(everyone)), "drawing the fleet", "devices")
+    return FleetReport(everyone, groups, np.array([partition.label_counts(k) for k in devices]))
 
 
-def write(portrait: Portrait, out: Path) -> list[Path]:
-    """devices.csv (everything per device), clusters.csv (taken back by clusters.method = "file"), the picture."""
+def write(report: FleetReport, out: Path) -> list[Path]:
+    """Write devices.csv (everything per device), clusters.csv (input of clusters.method = "file") and the plot."""
     out.mkdir(parents=True, exist_ok=True)
-    devices, weights = portrait.fleet, portrait.fleet.weights
-    assignment = in_words(portrait.clusters.assignment)
-    classes = [f"class_{c}" for c in range(portrait.label_counts.shape[1])]
+    devices, weights = report.fleet, report.fleet.weights
+    assignment = in_words(report.clusters.assignment)
+    classes = [f"class_{c}" for c in range(report.label_counts.shape[1])]
     rows = [
         [
-            portrait.name(k),
+            report.name(k),
             assignment[k],
             devices.sizes[k],
             weights[k],
             devices.major_class[k],
-            *portrait.label_counts[k],
+            *report.label_counts[k],
         ]
         for k in range(len(devices))
     ]
     table(out / "devices.csv", ["device", "cluster", "samples", "p_k", "major_class", *classes], rows)
-    clusters_table(out / "clusters.csv", portrait.clusters, [row[0] for row in rows])
-    picture(portrait, out / "partition.png")
+    clusters_table(out / "clusters.csv", report.clusters, [row[0] for row in rows])
+    plot(report, out / "partition.png")
     return [out / name for name in ("devices.csv", "clusters.csv", "partition.png")]
 
 
 def clusters_table(path: Path, groups: clusters.Clusters, names: list[Any]) -> None:
-    """What clusters.method = "file" takes back."""
+    """Write the assignment as a file that clusters.method = "file" reads."""
     columns = [groups.assignment] if groups.second is None else [groups.assignment, groups.second]
     header = ["device", "cluster", "second"][: len(columns) + 1]
     table(path, header, zip(names, *map(in_words, columns), strict=True))
 
 
 def in_words(assignment: Ints) -> list[str]:
-    """Numbers of clusters, or none."""
+    """The number of each device's cluster, or none."""
     words = [*map(str, range(int(assignment.max()) + 1)), "none"]  # the last is at -1
     return [words[cluster] for cluster in assignment.tolist()]
 
@@ -95,19 +94,19 @@ def table(path: Path, header: list[str], rows: Iterable[Sequence[Any]]) -> None:
     write_atomically(path, text.getvalue())
 
 
-def picture(portrait: Portrait, path: Path) -> None:
-    """Class mix of devices and of clusters, and the weights p_k and q_K."""
+def plot(report: FleetReport, path: Path) -> None:
+    """Plot the label shares of devices and clusters, and the weights p_k and q_K."""
     figure, (left, middle, sizes, right) = canvas(4, 16, 4.2)
-    everyone, groups = portrait.fleet, portrait.clusters
+    everyone, groups = report.fleet, report.clusters
     shown = np.linspace(0, len(everyone) - 1, min(SHOWN, len(everyone))).astype(int)
     shown = shown[np.argsort(everyone.major_class[shown], kind="stable")]
     heat(
         left,
-        portrait.label_counts[shown] / portrait.label_counts[shown].sum(axis=1, keepdims=True),
+        report.label_counts[shown] / report.label_counts[shown].sum(axis=1, keepdims=True),
         "share of the device's samples",
     )
     left.set(title="devices, by major class", xlabel="class", ylabel=f"{len(shown):,} of {len(everyone):,} devices")
-    heat(middle, portrait.cluster_mix(), "share of the cluster's samples")
+    heat(middle, report.cluster_label_shares(), "share of the cluster's samples")
     middle.set(title="clusters", xlabel="class", ylabel="cluster")
     sizes.hist(everyone.weights, bins=min(40, max(1, len(np.unique(everyone.sizes)))), color="#0072B2")
     sizes.axvline(1 / len(everyone), color="#5A5A5A", lw=1, ls="--")
@@ -116,7 +115,7 @@ def picture(portrait: Portrait, path: Path) -> None:
     right.axhline(1 / groups.count, color="#5A5A5A", lw=1, ls="--")
     right.set(title="weight of each cluster", xlabel="cluster", ylabel="$q_K$ (dashed: equal weights)")
     for ax in (left, middle):
-        ax.set_xticks(range(portrait.label_counts.shape[1]) if portrait.label_counts.shape[1] <= 20 else [])
+        ax.set_xticks(range(report.label_counts.shape[1]) if report.label_counts.shape[1] <= 20 else [])
     if groups.count <= 20:
         middle.set_yticks(range(groups.count))
         right.set_xticks(range(groups.count))
