@@ -103,7 +103,7 @@ class Fleet(Section):
 
     devices: Devices | None = None
     samples: Samples | None = None
-    partition: Literal["major_class", "dirichlet", "iid", "natural"] = "major_class"
+    partition: Annotated[str | Callable[..., Any], one_of("major_class", "dirichlet", "iid", "natural")] = "major_class"
     rho_device: Share = 0.5
     alpha: Annotated[float, Field(ge=1e-4, le=1e6)] = 0.3
     path: FilePath | None = None

@@ -92,12 +92,11 @@ def test_bad_rows_are_named_by_line(rows: str, said: str, tmp_path: Path) -> Non
 def test_every_device_has_its_own_number_of_samples(partition: Any, tmp_path: Path) -> None:
     (tmp_path / "fleet.csv").write_text(FULL)
     data = dataset()
-    fleet, partition = fleets.build(Fleet(path=str(tmp_path / "fleet.csv"), partition=partition), data, 0)
+    fleet, held = fleets.build(Fleet(path=str(tmp_path / "fleet.csv"), partition=partition), data, 0)
     assert fleet.sizes.tolist() == [30, 20, 10, 5]
     for k in range(4):
-        assert (
-            np.bincount(data.y_train.numpy()[partition.sample_indices(k)], minlength=10) == partition.label_counts(k)
-        ).all()
+        counts = np.bincount(data.y_train.numpy()[held.sample_indices(k)], minlength=10)
+        assert (counts == held.label_counts(k)).all()
         assert fleet.label_counts(k).sum() == fleet.sizes[k]
     assert fleet.weights.tolist() == pytest.approx([30 / 65, 20 / 65, 10 / 65, 5 / 65])
     with pytest.raises(BadExperiment, match=r"fleet\.devices = 5, but .* names 4: leave it out"):
