@@ -1,8 +1,12 @@
 """Imports point one way, and some libraries are used in one place only. See CONTRIBUTING.md."""
 
 import ast
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import fedcluster
 
@@ -58,3 +62,23 @@ def test_the_package_says_that_it_has_types_and_exports_what_it_names() -> None:
     assert (ROOT / "py.typed").exists()
     assert all(hasattr(fedcluster, name) for name in fedcluster.__all__)
     assert sorted(fedcluster.__all__) == fedcluster.__all__
+
+
+def test_every_folder_is_a_package_that_says_what_it_holds() -> None:
+    for folder in sorted({path.parent for path in ROOT.rglob("*.py")}):
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
+
+
+def test_tests_mirror_the_folders() -> None:
+    ours = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
+    theirs = {path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")}
+    assert theirs == ours
+
+
+def test_git_ignores_no_part_of_the_project() -> None:
+    """What git ignores is neither linted nor part of the wheel."""
+    if shutil.which("git") is None or not (ROOT.parent / ".git").exists():
+        pytest.skip("this is no git repository")
+    files = "git", "ls-files", "--cached", "--others", "--ignored", "--exclude-standard", "--", "*.py", "*.c", "*.h"
+    ignored = subprocess.run(files, cwd=ROOT.parent, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert not [path for path in ignored if path.startswith(("fedcluster/", "tests/", "torture/", "examples/"))]

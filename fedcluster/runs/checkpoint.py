@@ -186,7 +186,9 @@ def names(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.json"), reverse=True)
 
 
-def restore(path: Path, start: State, initial_device_state: Message, devices: int, cycles: int, run: str | None = None) -> Stored:
+def restore(
+    path: Path, start: State, initial_device_state: Message, devices: int, cycles: int, run: str | None = None
+) -> Stored:
     """Read one checkpoint; ValueError says why it is refused. It must resemble `start`, what its devices keep must
     resemble `new`, and where the `run` is given it must be of that run."""
     try:

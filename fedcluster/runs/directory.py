@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from fedcluster.runs import checkpoint
-from fedcluster.runs.progress import Display
 from fedcluster.errors import BadRun
 from fedcluster.experiment import Experiment, changes, parse, read
 from fedcluster.files import write_atomically
+from fedcluster.runs import checkpoint
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import CYCLES, METRICS, Altered, Kept, beginning
+from fedcluster.runs.progress import Display
 from fedcluster.state import Message, State
 
 MODEL = "model.safetensors"
@@ -131,7 +131,9 @@ class Folder:
             display.say(f"begun under {', '.join(other)}, going on under {now}: the last digits may differ")
         self.run = digest({"experiment": self.experiment.digest(), "fingerprints": facts["fingerprints"]})
 
-    def restore(self, start: State, initial_device_state: Message, devices: int, cycles: int, display: Display) -> Resumed:
+    def restore(
+        self, start: State, initial_device_state: Message, devices: int, cycles: int, display: Display
+    ) -> Resumed:
         """The newest checkpoint that is whole and whose lines are all on record, else the start. What is of another
         run, or no longer belongs together, is refused."""
         altered: BadRun | None = None

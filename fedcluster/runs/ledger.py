@@ -43,8 +43,8 @@ class Ledger:
         self.counts["bytes_down"] += len(cycle.cohort) * self.broadcast
 
     def receive(self, replies: Iterable[Reply], cycle: Cycle, upload_spec: Message, phase: int = 0) -> Iterator[Update]:
-        """Count the uploads of a cohort and pass on those that this process has. Updates of strangers and second updates
-        are not counted: `accept` refuses them. A download that could not be sent is taken off the count."""
+        """Count the uploads of a cohort, and pass on those that this process has. Updates from strangers and second
+        updates are not counted: `accept` refuses them. A download that could not be sent is taken off the count."""
         waiting = set(cycle.cohort.tolist()) if len(self.uploads) and upload_spec else set()
         for update in replies:
             if isinstance(update, Unsent):

@@ -12,11 +12,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedcluster.runs.checkpoint import Prefix
-from fedcluster.fleet.clock import CycleOutcome
-from fedcluster.runs.progress import Display
 from fedcluster.files import named, write_atomically
+from fedcluster.fleet.clock import CycleOutcome
+from fedcluster.runs.checkpoint import Prefix
 from fedcluster.runs.ledger import Ledger
+from fedcluster.runs.progress import Display
 from fedcluster.state import State
 
 Line = dict[str, Any]

@@ -14,8 +14,8 @@ from fedcluster import files
 from fedcluster.data import sources
 from fedcluster.errors import BadRun
 from fedcluster.runs.progress import Display
-from tests.conftest import blobs
 from tests.cli.test_cli import Write
+from tests.conftest import blobs
 from tests.runs.test_resume import essence
 
 HOMELESS = """

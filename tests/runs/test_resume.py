@@ -19,12 +19,12 @@ import fedcluster
 from fedcluster.algorithms.scaffold import Scaffold
 from fedcluster.errors import BadRun
 from fedcluster.runs import checkpoint
-from fedcluster.runs.metrics import Recorder
-from fedcluster.training import checkpoints
-from fedcluster.training.callbacks import CallbackList
 from fedcluster.runs.ledger import Ledger
+from fedcluster.runs.metrics import Recorder
 from fedcluster.runs.progress import Display
+from fedcluster.training import checkpoints
 from fedcluster.training import evaluation as evaluate
+from fedcluster.training.callbacks import CallbackList
 from fedcluster.training.loop import train
 from fedcluster.training.setup import prepare
 

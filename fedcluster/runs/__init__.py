@@ -1,0 +1,1 @@
+"""What a run writes: its folder, checkpoints, metrics, ledger, progress and plots."""
