@@ -2,7 +2,7 @@
 
     python benchmarks/wide.py        a few minutes; one core
 
-`chain.WIDEST` is read off this table: the compiled loop is for networks whose layers all have fewer weights.
+`WIDEST` in `kernels/network.py` is read off this table: the engine takes networks whose layers all have fewer weights.
 """
 
 import time
@@ -13,7 +13,7 @@ from torch import nn
 from fedcluster.allocator import keep_memory
 from fedcluster.data.dataset import Dataset
 from fedcluster.models.flat_model import FlatModel
-from fedcluster.models.kernels import network as chain
+from fedcluster.models.kernels import network as kernels
 
 WIDTHS, BATCHES, INPUTS, CLASSES = (200, 512, 1000, 1024, 1500, 2048), (10, 30, 256), 784, 10
 
@@ -21,8 +21,8 @@ WIDTHS, BATCHES, INPUTS, CLASSES = (200, 512, 1000, 1024, 1500, 2048), (10, 30, 
 def seconds(flat_model: FlatModel, dataset: Dataset, rows: torch.Tensor) -> float:
     """CPU seconds of some steps: others may be using the machine."""
     began = time.process_time()
-    if flat_model.chain is not None:
-        flat_model.chain.descend(dataset, rows, 0.01)
+    if flat_model.network is not None:
+        flat_model.network.sgd(dataset, rows, 0.01)
     else:
         for batch in rows:
             flat_model.compute_gradient(dataset.x_train[batch], dataset.y_train[batch])
@@ -36,8 +36,8 @@ def compare(width: int, batch: int, repeats: int = 7) -> tuple[float, float]:
     x, y = torch.randn(batch, INPUTS), torch.randint(CLASSES, (batch,))
     dataset = Dataset(x_train=x.numpy(), y_train=y.numpy(), x_test=x.numpy(), y_test=y.numpy(), classes=CLASSES)
     compiled, torchs = FlatModel(nn.Sequential(*sizes)), FlatModel(nn.Sequential(*sizes))
-    compiled.chain, torchs.chain = chain.chain(compiled.module, compiled.w), None
-    assert compiled.chain is not None, "there is no C compiler"
+    compiled.network, torchs.network = kernels.network_for(compiled.module), None
+    assert compiled.network is not None, "there is no C compiler"
     rows = torch.arange(batch).repeat(max(2, 20_000_000 // (width * (width + INPUTS) * batch)), 1)
     found = [(seconds(compiled, dataset, rows), seconds(torchs, dataset, rows)) for _ in range(repeats)]
     return min(one for one, _ in found), min(one for _, one in found)
@@ -46,7 +46,7 @@ def compare(width: int, batch: int, repeats: int = 7) -> tuple[float, float]:
 if __name__ == "__main__":
     keep_memory()
     torch.set_num_threads(1)
-    chain.WIDEST = 10**9
+    kernels.WIDEST = 10**9
     print(
         "| width | batch | compiled, ms a step | torch, ms a step | torch / compiled |\n| --- | --- | --- | --- | --- |"
     )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcluster.errors import BadExperiment
-from fedcluster.models.kernels.network import chain, network_of
+from fedcluster.models.kernels import network_for, supports
 
 if TYPE_CHECKING:
     from fedcluster.models.kernels.traced import Trial
@@ -89,12 +89,12 @@ class FlatModel:
             tensor.data = view
             if name in named_gradients:
                 tensor.grad = named_gradients[name]
-        self.chain = chain(self.module, self.w) if self.could_be_compiled else None
+        self.network = network_for(self.module) if self.could_be_compiled else None
 
     @property
     def arithmetic(self) -> str:
         """Whose rounding the steps have: the compiled loop's, or torch's."""
-        return "torch" if self.chain is None else "compiled"
+        return "torch" if self.network is None else "compiled"
 
     @property
     def device(self) -> torch.device:
@@ -103,7 +103,7 @@ class FlatModel:
     @property
     def could_be_compiled(self) -> bool:
         """Whether the compiled loop has all that the model and its objective need."""
-        return self.objective is cross_entropy and self.device.type == "cpu" and network_of(self.module) is not None
+        return self.objective is cross_entropy and self.device.type == "cpu" and supports(self.module)
 
     @property
     def parameters(self) -> int:
@@ -162,12 +162,12 @@ class FlatModel:
     def compute_gradient(self, x: Tensor, y: Tensor) -> None:
         """Leave in `gradient` that of the objective on the batch, at the current w.
 
-        Compiled, where the module is a chain. Else by autograd, or, where a shape of batch has come very often, by a
-        program that finds the same gradient to the bit in less time.
+        The compiled network computes it if there is one. Otherwise autograd does, or a traced program, which takes
+        less time for the same result, where batches of one shape have come very often.
         """
         self.batch = x, y
-        if self.chain is not None:
-            self.chain.differentiate(x, y, self.gradient)
+        if self.network is not None:
+            self.network.compute_gradient(x, y, self.gradient)
             return
         program = self.programs.get(x.shape)
         if program is not None:

@@ -82,11 +82,11 @@ def local_sgd(
     flat_model.load(start)
     flat_model.module.train()
     device, w, g = flat_model.device, flat_model.w[..., : flat_model.size], flat_model.gradient
-    if flat_model.chain is not None and correct is None and rule is None and batches.options.optimizer == "sgd":
+    if flat_model.network is not None and correct is None and rule is None and batches.options.optimizer == "sgd":
         lr = batches.options.lr
         moves = None if gradient_offset is None else gradient_offset * -lr
         rows = torch.from_numpy(np.ascontiguousarray(batches.drawn(), dtype=np.int64))
-        flat_model.chain.descend(batches.dataset, rows, lr, moves)
+        flat_model.network.sgd(batches.dataset, rows, lr, moves)
         return flat_model.w.clone()
     torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
     rule = rule or optimizer(batches.options)

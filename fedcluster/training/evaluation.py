@@ -13,7 +13,7 @@ from fedcluster.data.dataset import Dataset
 from fedcluster.data.partition import Ints
 from fedcluster.errors import BadExperiment
 from fedcluster.models.flat_model import FlatModel
-from fedcluster.models.kernels.network import SCORED
+from fedcluster.models.kernels import EVALUATION_BATCH
 from fedcluster.models.tasks import METRICS, Metric
 
 SAMPLE = 2000  # rows of the pooled training data; all of them when there are fewer
@@ -54,9 +54,9 @@ class Evaluator:
         self.flat_model.module.eval()
         shared: Any = map if self.threads == 1 else self.pool.map
         values: dict[str, float] = {}
-        if (chain := self.flat_model.chain) is not None:
-            rows = -(-len(y) // (self.threads * SCORED)) * SCORED
-            found = shared(partial(chain.score, x, y, self.dataset), torch.split(torch.arange(len(y)), rows))
+        if (network := self.flat_model.network) is not None:
+            rows = -(-len(y) // (self.threads * EVALUATION_BATCH)) * EVALUATION_BATCH
+            found = shared(partial(network.evaluate, x, y, self.dataset), torch.split(torch.arange(len(y)), rows))
             parts = [part for several in found for part in several]
             values["loss"] = sum(loss for loss, _ in parts) / len(y)
             values["accuracy"] = sum(right for _, right in parts) / len(y)

@@ -22,7 +22,7 @@ from fedcluster.fleet.schedule import Cycle, Schedule
 from fedcluster.inputs import check_size, located
 from fedcluster.models import zoo
 from fedcluster.models.flat_model import FlatModel, Objective, cross_entropy
-from fedcluster.models.kernels import library as compiled
+from fedcluster.models.kernels import unavailable_reason
 from fedcluster.models.tasks import find_metrics
 from fedcluster.runs.ledger import size
 from fedcluster.runs.progress import Display
@@ -80,8 +80,8 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
     trainer = build_trainer(experiment, dataset.shape, dataset.classes, device, local)
     algorithm, flat_model = trainer.algorithm, trainer.flat_model
     check_output(flat_model, dataset)
-    if flat_model.could_be_compiled and compiled.library() is None:
-        display.say(f"training with torch, which is slower for this model: {compiled.why_torch}")
+    if flat_model.could_be_compiled and flat_model.network is None:
+        display.say(f"training with torch, which is slower for this model: {unavailable_reason()}")
     evaluate = Evaluator(flat_model, dataset, partition.pooled(SAMPLE, seed), find_metrics(experiment.metrics))
     devices = len(everyone)
     if central:

@@ -216,8 +216,8 @@ def test_evaluation_finds_what_torch_finds(make: Make, threads: int, rows: int) 
 @needs_compiler
 def test_our_models_are_such() -> None:
     for model in (models.CNN, models.AlexNet):
-        assert FlatModel(model((1, 8, 8), 10)).chain is not None
-        assert FlatModel(model((3, 5, 7), 10)).chain is not None
+        assert FlatModel(model((1, 8, 8), 10)).network is not None
+        assert FlatModel(model((3, 5, 7), 10)).network is not None
 
 
 @needs_compiler
@@ -313,9 +313,9 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_not_of_the_form_is_left_to_autograd(name: str) -> None:
-    assert FlatModel(OTHERS[name]()).chain is None
+    assert FlatModel(OTHERS[name]()).network is None
 
 
 @needs_compiler
 def test_pooling_may_be_described_in_pairs() -> None:
-    assert FlatModel(almost(5, nn.MaxPool2d((2, 2), (2, 2)))()).chain is not None
+    assert FlatModel(almost(5, nn.MaxPool2d((2, 2), (2, 2)))()).network is not None

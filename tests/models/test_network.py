@@ -21,7 +21,7 @@ from fedcluster.models import zoo as models
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.kernels import build
 from fedcluster.models.kernels import library as compiled
-from fedcluster.models.kernels import network as chains
+from fedcluster.models.kernels import network as networks
 from fedcluster.runs.progress import Display
 from fedcluster.training.acceptance import finite
 from fedcluster.training.evaluation import SAMPLE, Evaluator
@@ -40,16 +40,16 @@ def by_autograd(module: nn.Module, x: Tensor, y: Tensor, batch: int, lr: float) 
 
 def by_torch(module: nn.Module) -> FlatModel:
     flat_model = FlatModel(module)
-    flat_model.chain = None
+    flat_model.network = None
     return flat_model
 
 
 def local_sgd(flat_model: FlatModel, x: Tensor, y: Tensor, batch: int, lr: float, drift: Tensor | None = None) -> None:
     """Over the batches of x in their order, or in any other: rows are found by their places."""
-    assert flat_model.chain is not None
+    assert flat_model.network is not None
     order = torch.randperm(len(y))
     shuffled = fedcluster.Dataset(x[order], y[order], x, y)
-    flat_model.chain.descend(shuffled, torch.argsort(order).view(-1, batch), lr, drift)
+    flat_model.network.sgd(shuffled, torch.argsort(order).view(-1, batch), lr, drift)
 
 
 def network(*sizes: int) -> nn.Module:
@@ -65,9 +65,9 @@ def sees_bytes(module: nn.Module, shape: tuple[int, ...]) -> None:
     x = torch.randint(256, (40, *shape), generator=rng).to(torch.uint8)
     dataset = fedcluster.Dataset(x, torch.arange(40) % 4, x, torch.arange(40) % 4)
     flat_model, plain = FlatModel(module), by_torch(module)
-    assert flat_model.chain is not None
+    assert flat_model.network is not None
     rows = torch.randint(40, (3, 6), generator=rng)
-    flat_model.chain.descend(dataset, rows, lr=0.1)
+    flat_model.network.sgd(dataset, rows, lr=0.1)
     for batch in rows:
         plain.compute_gradient(dataset.inputs(dataset.x_train[batch]), dataset.y_train[batch])
         plain.w.sub_(plain.gradient, alpha=0.1)
@@ -93,7 +93,7 @@ def evaluates_like_torch(module: nn.Module, shape: tuple[int, ...], rows: int, t
     evaluate = Evaluator(flat_model, dataset, fleets.build(options, dataset, 0)[1].pooled(SAMPLE, 0))
     evaluate.threads = threads
     fast = evaluate(flat_model.w.clone())
-    flat_model.chain = None
+    flat_model.network = None
     slow = evaluate(flat_model.w.clone())
     assert fast == pytest.approx(slow, rel=1e-5)
     assert fast["test_accuracy"] == slow["test_accuracy"]
@@ -213,7 +213,7 @@ def test_averages_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> No
 @needs_compiler
 def test_our_models_are_chains() -> None:
     for model in (models.MLP, models.Logistic):
-        assert FlatModel(model((1, 8, 8), 10)).chain is not None
+        assert FlatModel(model((1, 8, 8), 10)).network is not None
 
 
 class Own(nn.Sequential):
@@ -254,7 +254,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_not_a_chain_is_left_to_autograd(name: str) -> None:
-    assert FlatModel(OTHERS[name]()).chain is None
+    assert FlatModel(OTHERS[name]()).network is None
 
 
 EXPERIMENT = fedcluster.Experiment(
@@ -334,7 +334,7 @@ def test_a_library_that_others_could_have_written_is_not_loaded(anew: Path) -> N
 @pytest.mark.parametrize(("inputs", "compiles"), [(2048, True), (2049, False)])
 def test_layers_on_which_torch_is_faster_are_left_to_it(inputs: int, compiles: bool) -> None:
     module = nn.Sequential(nn.Linear(inputs, 2048, device="meta"), nn.ReLU(), nn.Linear(2048, 10, device="meta"))
-    assert (chains.network_of(module) is not None) == compiles
+    assert (networks.architecture_of(module) is not None) == compiles
 
 
 @needs_compiler
@@ -344,7 +344,7 @@ def test_wide_layers_find_what_torch_finds(batch: int) -> None:
     torch.manual_seed(0)
     sizes = nn.Linear(30, 512), nn.ReLU(), nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 5)
     flat_model = FlatModel(nn.Sequential(*sizes))
-    assert flat_model.chain is not None
+    assert flat_model.network is not None
     plain = by_torch(nn.Sequential(*sizes))
     x, y = torch.randn(batch, 30), torch.randint(5, (batch,))
     flat_model.compute_gradient(x, y)

@@ -43,6 +43,11 @@ def library() -> Any:
     return loaded
 
 
+def unavailable_reason() -> str:
+    """Why there is no compiled library on this machine; empty if there is one."""
+    return "" if library() is not None else why_torch
+
+
 class Samples(ctypes.Structure):
     """A data set's training samples, as chain.c wants them. Keeps hold of what it points to."""
 

@@ -18,11 +18,11 @@ from fedcluster.models.layers import Crop, InputConv2d, Normalise, PoolSame
 
 PLAIN = ((0, 1), ((0, 0), (1, 1)))  # padding and dilation
 WIDEST = 2**22  # weights of a layer; beyond, torch is faster (benchmarks/wide.py), but for what convolutions gain
-SCORED = 60  # rows at a time, so that what they need stays in a core's cache
+EVALUATION_BATCH = 60  # rows; what they need stays in the cache of a core
 
 
-class Network(NamedTuple):
-    """What a module is made of: convolutions, the blocks they belong to, layers; all in their order."""
+class Architecture(NamedTuple):
+    """What a module is made of, in order: convolutions, the blocks that they belong to, and linear layers."""
 
     crop: int
     convolutions: list[nn.Conv2d]
@@ -35,17 +35,18 @@ class Network(NamedTuple):
         return [part for layer in layers for part in (layer.weight, layer.bias)]
 
 
-class Chain:
-    """A network whose weights and biases, first to last, are the vector w."""
+class Network:
+    """A model whose weights and biases lie in memory one after the other, as the vector w, and its compiled steps."""
 
-    def __init__(self, library: Any, w: Tensor, network: Network) -> None:
-        self.library, self.w, self.network = library, w, network
-        self.sizes = [network.layers[0].in_features, *(layer.out_features for layer in network.layers)]
+    def __init__(self, library: Any, w: Tensor, architecture: Architecture) -> None:
+        self.library, self.w, self.architecture = library, w, architecture
+        self.sizes = [architecture.layers[0].in_features, *(layer.out_features for layer in architecture.layers)]
         self.room = w
         self.checked: dict[int, Tensor] = {}  # labels by id; held, so that an id is not used again
 
-    def check(self, y: Tensor) -> None:
-        """Labels are places among the scores: one outside would be read, and written, outside. Looked at once."""
+    def check_labels(self, y: Tensor) -> None:
+        """Raise ValueError if a label is not an index of a score, so that nothing outside is read or written. A tensor
+        is checked once."""
         if id(y) in self.checked:
             return
         if len(y) and not (int(y.min()) >= 0 and int(y.max()) < self.sizes[-1]):
@@ -54,7 +55,7 @@ class Chain:
 
     def form(self, x: Tensor) -> compiled.Form:
         """The network for such samples."""
-        crop, convolutions, blocks, _ = self.network
+        crop, convolutions, blocks, _ = self.architecture
         shape = made = tuple(x.shape[1:])
         if crop and len(made) == 3:
             made = (made[0], min(made[1], crop), min(made[2], crop))
@@ -65,18 +66,18 @@ class Chain:
             raise ValueError(f"the network does not take samples {list(shape)}")
         return compiled.Form(self.sizes, blocks, shape, crop)
 
-    def descend(self, dataset: Dataset, rows: Tensor, lr: float, drift: Tensor | None = None) -> None:
-        """A step on the mean cross-entropy of each batch, a row of places in the training set; `drift` is added
-        after each."""
-        self.check(dataset.y_train)
+    def sgd(self, dataset: Dataset, rows: Tensor, lr: float, step_offset: Tensor | None = None) -> None:
+        """SGD on the mean cross-entropy: w <- w - lr grad f(w; batch) + step_offset, for every batch in `rows`
+        (steps x batch), which are indices into the training set."""
+        self.check_labels(dataset.y_train)
         form = self.form(dataset.x_train)
-        self.make_room(form, rows.shape[1], drifting=drift is not None)
+        self.make_room(form, rows.shape[1], drifting=step_offset is not None)
         # asked for anew: sharing a tensor with another process moves it
         samples = compiled.Samples(dataset.x_train, dataset.y_train, dataset.scale, dataset.shift)
-        compiled.descend(self.library, self.w, drift, form, samples, rows, lr, self.room)
+        compiled.descend(self.library, self.w, step_offset, form, samples, rows, lr, self.room)
 
-    def differentiate(self, x: Tensor, y: Tensor, g: Tensor) -> None:
-        """The gradient at w of the mean cross-entropy of these samples, a batch of labels that were checked, into g."""
+    def compute_gradient(self, x: Tensor, y: Tensor, g: Tensor) -> None:
+        """Write the gradient at w of the mean cross-entropy of a batch to g. Its labels have been checked."""
         form, rows = self.form(x), torch.arange(len(y))
         self.make_room(form, len(y), drifting=False)
         samples = compiled.Samples(x.contiguous(), y, None, None)
@@ -88,30 +89,41 @@ class Chain:
         if self.room is self.w or self.room.numel() < needed:
             self.room = torch.empty(needed)
 
-    def score(self, x: Tensor, y: Tensor, dataset: Dataset, rows: Tensor) -> list[tuple[float, int]]:
-        """The summed cross-entropy and the number of right answers at w, of SCORED of the rows at a time."""
-        self.check(y)
+    def evaluate(self, x: Tensor, y: Tensor, dataset: Dataset, rows: Tensor) -> list[tuple[float, int]]:
+        """The summed cross-entropy and the number of correct predictions at w, for every EVALUATION_BATCH rows."""
+        self.check_labels(y)
         samples = compiled.Samples(x, y, dataset.scale, dataset.shift)
-        return list(zip(*compiled.score(self.library, self.w, self.form(x), samples, rows, SCORED), strict=True))
+        return list(
+            zip(*compiled.score(self.library, self.w, self.form(x), samples, rows, EVALUATION_BATCH), strict=True)
+        )
 
 
-def chain(module: nn.Module, w: Tensor) -> Chain | None:
-    """The chain that a module is whose parameters are views of w, if it is one and can be compiled here."""
-    network = network_of(module)
-    if network is None or w.device.type != "cpu":
+def network_for(module: nn.Module) -> Network | None:
+    """The compiled network that works on the parameters of a module in place, or None.
+
+    None if the module has another architecture, its parameters are not one block of memory on the CPU, or there is no
+    compiled library on this machine.
+    """
+    architecture = architecture_of(module)
+    library = None if architecture is None else compiled.library()
+    if architecture is None or library is None:
         return None
-    place = w.data_ptr()
-    for part in network.parameters:
-        if part is None or part.data_ptr() != place:
+    address = next(module.parameters()).data_ptr()
+    for part in architecture.parameters:
+        if part is None or part.device.type != "cpu" or part.dtype != torch.float32 or part.data_ptr() != address:
             return None
-        place += part.numel() * part.element_size()
-    library = compiled.library()
-    if library is None or place != w.data_ptr() + w.numel() * w.element_size():
-        return None
-    return Chain(library, w, network)
+        address += part.numel() * part.element_size()
+    first = next(module.parameters()).detach()
+    w = first.as_strided((sum(part.numel() for part in module.parameters()),), (1,))
+    return Network(library, w, architecture)
 
 
-def network_of(module: nn.Module) -> Network | None:
+def supports(module: nn.Module) -> bool:
+    """Whether the compiled engine has all layers of a module."""
+    return architecture_of(module) is not None
+
+
+def architecture_of(module: nn.Module) -> Architecture | None:
     """What an nn.Sequential is made of: Linear (with bias) and ReLU in turn, perhaps after a Flatten, before which
     there may be a Crop and blocks of Conv2d (3x3 or 5x5, zeros around, with bias), ReLU, MaxPool2d(2) or PoolSame, and
     perhaps Normalise."""
@@ -136,13 +148,15 @@ def network_of(module: nn.Module) -> Network | None:
     if max(len(layers), len(blocks)) > compiled.MOST or (blocks and not flat) or (crop and not blocks):
         return None
     parameters = list(module.parameters())
+    if next(module.buffers(), None) is not None:
+        return None
     if len(parameters) != 2 * len(convolutions + layers) or not all(p.requires_grad for p in parameters):
         return None  # fewer: a weight is used twice
     if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in [module, *module]):
         return None
     if not blocks and any(layer.weight.numel() > WIDEST for layer in layers):
         return None
-    return Network(crop, convolutions, blocks, layers)
+    return Architecture(crop, convolutions, blocks, layers)
 
 
 def convolves(part: nn.Module, first: bool) -> TypeGuard[nn.Conv2d]:

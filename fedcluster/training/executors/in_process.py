@@ -58,8 +58,8 @@ class InProcess:
         self.algorithm, self.flat_model, self.transforms = trainer.algorithm, trainer.flat_model, trainer.transforms
         self.options, self.seed = trainer.local, trainer.seed
         check_work(self.options, partition)
-        if self.flat_model.chain is not None:
-            self.flat_model.chain.check(dataset.y_train)
+        if self.flat_model.network is not None:
+            self.flat_model.network.check_labels(dataset.y_train)
         self.phases = self.algorithm.phases
         self.initial_device_state = self.algorithm.initial_device_state(self.flat_model.w, self.flat_model.size)
         self.rows = lru_cache(maxsize=4096)(partition.sample_indices)

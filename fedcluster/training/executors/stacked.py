@@ -28,7 +28,7 @@ class StackedModel(FlatModel):
     """A learner whose w has a row for each of several devices."""
 
     def __init__(self, one: FlatModel, count: int) -> None:
-        self.module, self.objective, self.size, self.chain = one.module, one.objective, one.size, None
+        self.module, self.objective, self.size, self.network = one.module, one.objective, one.size, None
         self.counters, self.noise = {}, []  # a model that counts or draws random numbers cannot be stacked
         self.w = one.w.repeat(count, 1)
         self.gradient = self.w.new_zeros(count, one.size)
