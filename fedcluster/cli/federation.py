@@ -63,6 +63,10 @@ def join(
     allow: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="package.module:name that the server may ask for.")
     ] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A copy of the experiment's model.init, for frozen weights."),
+    ] = None,
 ) -> None:
     """Take part in a federation with this machine's data, until interrupted."""
     with exit_on_error():
@@ -81,6 +85,7 @@ def join(
                 "slots": slots,
                 "tell-labels": tell_labels,
                 "allow": ",".join(allow or []),
+                "init": str(init or ""),
             }
         )
         key = certificates / "devices" / f"{device}.key" if certificates else None

@@ -27,12 +27,13 @@ from fedcluster.training.setup import build_trainer
 
 KEPT = "fedcluster.kept"
 HELD = "fedcluster.held"
-PLAN = ("seed", "shape", "classes", "model", "algorithm", "local", "transforms", "scale", "shift")
+PLAN = ("seed", "shape", "classes", "model", "frozen", "algorithm", "local", "transforms", "scale", "shift")
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a device is told when it is started: Flower's node config."""
+    """What a device is told when it is started: Flower's node config. `init` is a copy of the experiment's
+    `model.init`, which a device needs only where the model has frozen weights: the server never sends them."""
 
     device: str
     data: str
@@ -40,6 +41,7 @@ class Identity:
     slots: str = ""
     tell_labels: bool = False
     allow: tuple[str, ...] = ()
+    init: str = ""
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> "Identity":
@@ -50,12 +52,13 @@ class Identity:
             raise BadData("a device needs data: a path, or a name that fedcluster knows")
         allow = tuple(name for name in str(config.get("allow", "")).split(",") if name)
         told = bool(config.get("tell-labels", False))
-        return cls(device, data, str(config.get("timezone", "")), str(config.get("slots", "")), told, allow)
+        zone, slots, init = (str(config.get(name, "")) for name in ("timezone", "slots", "init"))
+        return cls(device, data, zone, slots, told, allow, init)
 
     def config(self) -> dict[str, Any]:
         """The reverse of `of`."""
         words = {"device": self.device, "data": self.data, "timezone": self.timezone, "slots": self.slots}
-        return words | {"tell-labels": self.tell_labels, "allow": ",".join(self.allow)}
+        return words | {"tell-labels": self.tell_labels, "allow": ",".join(self.allow), "init": self.init}
 
 
 class Device:
@@ -98,13 +101,19 @@ class Device:
             for name in (model, plan["algorithm"]["name"], *plan["transforms"]):
                 self.check_allowed(str(name))  # before anything is imported
             keys = {key: plan[key] for key in ("seed", "algorithm", "local", "transforms")}
-            experiment = Experiment(model={"name": model}, **keys)
+            init = {"init": self.identity.init} if plan["frozen"] is not None and self.identity.init else {}
+            experiment = Experiment(model={"name": model} | init, **keys)
         except BadExperiment as error:
             raise Unreadable(f"a plan that cannot be followed ({error})") from None
         except (ValueError, TypeError, KeyError) as error:
             raise Unreadable(f"a plan that cannot be followed ({type(error).__name__})") from None
         dataset = self.like(plan["shape"], classes, plan["scale"], plan["shift"])
         trainer = build_trainer(experiment, dataset.shape, classes)
+        if trainer.flat_model.frozen_digest() != plan["frozen"]:
+            raise BadData(
+                "the frozen weights of the model differ from the server's: where the experiment has model.init, join "
+                "with --init and a copy of that file; else use the server's versions of the model's code and files"
+            )
         return InProcess(trainer, dataset, one_device(np.arange(self.samples), dataset))
 
     def check_allowed(self, name: str) -> None:
@@ -127,20 +136,21 @@ def quietly(text: str) -> None:
 
 
 @lru_cache(maxsize=1)
-def simulated(path: str) -> tuple[Dataset, Partition]:
+def simulated(path: str) -> tuple[Dataset, Partition, str]:
+    """Data, partition and `model.init` of an experiment."""
     experiment = load(Path(path))
     dataset = sources.open_dataset(experiment.data.name, quietly)
-    return dataset, fleet.build(experiment.fleet, dataset, experiment.seed)[1]
+    return dataset, fleet.build(experiment.fleet, dataset, experiment.seed)[1], experiment.model.init or ""
 
 
 @lru_cache(maxsize=256)
 def played(path: str, k: int) -> Device:
     """Device k of an experiment's simulated fleet, for Flower's simulation, where one process plays many."""
-    dataset, partition = simulated(path)
+    dataset, partition, init = simulated(path)
     rows = partition.sample_indices(k)
     x, y = dataset.x_train.numpy()[rows], dataset.y_train.numpy()[rows]
     share = Dataset(x, y, dataset.x_test[:1].numpy(), dataset.y_test[:1].numpy(), classes=dataset.classes)
-    return Device(Identity(str(k), path), share)
+    return Device(Identity(str(k), path, init=init), share)
 
 
 def recall(state: RecordDict, run: str, turn: int) -> Message | None:

@@ -93,6 +93,7 @@ def plan_for(setup: Setup, registry: Registry) -> str:
         list(registry.entries[0].shape),
         registry.classes if dataset is None else dataset.classes,
         keys["model"]["name"],
+        setup.flat_model.frozen_digest(),
         keys["algorithm"],
         keys["local"],
         keys["transforms"],

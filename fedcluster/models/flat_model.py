@@ -1,13 +1,15 @@
 """The model as an algorithm sees it: one vector w, and the gradient of the loss at w on a batch.
 
-A module's parameters, then its floating-point buffers, become views of one flat float32 vector. Broadcast,
-update, average and every local rule are then plain arithmetic on vectors, in one call each.
+A module's trainable parameters, then its floating-point buffers, become views of one flat float32 vector. Broadcast,
+update, average and every local rule are then plain arithmetic on vectors, in one call each. Frozen parameters
+(`requires_grad=False`) stay in the module: they are not part of w, and never sent, averaged or kept per update.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
+from hashlib import sha256
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -54,21 +56,26 @@ class Loss(nn.Module):
 
 
 class FlatModel:
-    """A module bound to `w`. `w[:size]` is trained; what follows (running statistics) is averaged along.
+    """A module bound to `w` = [trainable parameters, floating-point buffers].
 
-    `gradient` has the length of the trained part. Integer buffers (counters) keep their starting values.
+    `w[:size]` is trained; the buffers that follow (running statistics) are averaged along with it. `gradient` has the
+    length of the trained part. Integer buffers (counters) keep their starting values. `frozen` has the frozen
+    parameters by name, in whatever type the module has them.
     """
 
     def __init__(self, module: nn.Module, device: str = "cpu", objective: Objective = cross_entropy) -> None:
         self.module = deepcopy(module).to(device)
         self.objective = objective
         parameters = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
-        fixed = [(name, p) for name, p in self.module.named_parameters() if not p.requires_grad]
+        self.frozen = {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
         buffers = [(name, b) for name, b in self.module.named_buffers() if b.is_floating_point()]
         self.counters = {name: (b, b.clone()) for name, b in self.module.named_buffers() if not b.is_floating_point()}
-        tensors = parameters + fixed + buffers
+        tensors = parameters + buffers
         if not parameters or any(tensor.dtype != torch.float32 for _, tensor in tensors):
-            raise BadExperiment("model.name: a model needs parameters, and all of them in float32")
+            raise BadExperiment(
+                "model.name: a model needs parameters to train, and its trainable parameters and floating-point "
+                "buffers must be float32"
+            )
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors}
         names = {id(tensor): name for name, tensor in self.module.named_parameters()}
         names |= {id(tensor): name for name, tensor in self.module.named_buffers()}
@@ -107,8 +114,18 @@ class FlatModel:
 
     @property
     def parameters(self) -> int:
-        """How many numbers are trained."""
+        """The number of trainable parameters."""
         return self.size
+
+    def frozen_digest(self) -> str | None:
+        """SHA-256 of the frozen parameters; None if there are none."""
+        if not self.frozen:
+            return None
+        digest = sha256()
+        for name, tensor in sorted(self.frozen.items()):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def named(self, w: Tensor, partial: bool = False) -> dict[str, Tensor]:
         """A vector as views by the names of the module's state dict."""
@@ -122,7 +139,7 @@ class FlatModel:
         return views
 
     def parts(self, w: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What is trained and what is not, by name."""
+        """The trained parameters and the buffers of w, by name."""
         trained = self.named(w[: self.size], partial=True)
         return trained, {name: view for name, view in self.named(w).items() if name not in trained}
 
@@ -131,19 +148,28 @@ class FlatModel:
         return torch.cat([named[name].detach().reshape(-1).to(self.w) for name in self.shapes])
 
     def state_dict(self, w: Tensor) -> dict[str, Tensor]:
-        """A vector as the module's state dict, whole, on the CPU."""
-        values = self.named(w) | {name: start for name, (_, start) in self.counters.items()}
+        """The module's whole state dict at w, on the CPU."""
+        values = self.named(w) | self.frozen | {name: start for name, (_, start) in self.counters.items()}
         return {key: values[name].clone().cpu() for key, name in self.keys.items()}
 
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the state dict's tensors, by key. Integer buffers are left out."""
+        shapes = self.shapes | {name: tuple(tensor.shape) for name, tensor in self.frozen.items()}
+        return {key: shapes[name] for key, name in self.keys.items() if name in shapes}
+
     def from_state_dict(self, tensors: dict[str, Tensor]) -> Tensor:
-        """The reverse, as one new vector; ValueError names a key that does not fit. Of tied weights one key is
-        enough. Integer buffers are not read: they keep the values that the module is built with."""
+        """The vector w of a state dict; ValueError names a key that does not fit.
+
+        Of tied weights one key is enough. Frozen parameters must be the model's own. Integer buffers are not read: they
+        keep the values that the module is built with.
+        """
         found: dict[str, Tensor] = {}
+        shapes = self.state_shapes()
         for key, tensor in tensors.items():
             name = self.keys.get(key)
             if name in self.counters:
                 continue
-            if name is None or tuple(tensor.shape) != self.shapes[name]:
+            if name is None or tuple(tensor.shape) != shapes[key]:
                 raise ValueError(key)
             tied = found.setdefault(name, tensor)
             if tied is not tensor and not torch.equal(tied, tensor):
@@ -151,7 +177,17 @@ class FlatModel:
         for key, name in self.keys.items():
             if name not in found and name not in self.counters:
                 raise ValueError(key)
+            own = self.frozen.get(name)
+            if own is not None and not torch.equal(found[name].to(own), own):
+                raise ValueError(key)
         return self.vector(self.named(self.w) | found)
+
+    def load_frozen(self, tensors: dict[str, Tensor]) -> None:
+        """Take the frozen parameters of a state dict, where it has them in the right shape."""
+        for key, name in self.keys.items():
+            own = self.frozen.get(name)
+            if own is not None and key in tensors and tensors[key].shape == own.shape:
+                own.copy_(tensors[key])
 
     def load(self, w: Tensor) -> None:
         """Put the module at w, counters at their start."""
@@ -211,7 +247,7 @@ class FlatModel:
             from fedcluster.models.kernels.traced import Trial, straight_line
 
             gradients = self.named(self.gradient, partial=True)
-            program = straight_line(self.module, self.objective, self.named(self.w), gradients, x, y)
+            program = straight_line(self.module, self.objective, self.named(self.w) | self.frozen, gradients, x, y)
             trial = self.trials[x.shape] = Trial(program)
         if trial.program is not None and trial.passed(x, y, self.gradient, seconds):
             self.programs[x.shape] = trial.program

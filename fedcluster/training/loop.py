@@ -96,7 +96,14 @@ def run(
         if cohorts == "auto" and folder:
             cohorts = folder.noted("cohorts") or cohorts
         setup = choose_executor(setup, workers, cohorts, display)
-        check_ranks_match(versions() | {"arithmetic": setup.flat_model.arithmetic, "experiment": experiment.digest()})
+        check_ranks_match(
+            versions()
+            | {
+                "arithmetic": setup.flat_model.arithmetic,
+                "frozen weights": setup.flat_model.frozen_digest() or "none",
+                "experiment": experiment.digest(),
+            }
+        )
         recorder, state = begin(setup, folder, display)
         saving = [Checkpoints(recorder, folder.run)] if folder else []
         own = [Progress(display), *saving]
@@ -205,7 +212,9 @@ def banner(setup: Setup) -> str:
     experiment = setup.experiment
     name = experiment.model.name if isinstance(experiment.model.name, str) else type(setup.flat_model.module).__name__
     data = setup.dataset.name if setup.dataset else "the devices' data"
-    what = f"{name} with {setup.flat_model.parameters:,} parameters on {data}"
+    frozen = sum(tensor.numel() for tensor in setup.flat_model.frozen.values())
+    also = f" and {frozen:,} frozen ones" if frozen else ""
+    what = f"{name} with {setup.flat_model.parameters:,} parameters{also} on {data}"
     if experiment.method == "centralized":
         return f"{what}: centralized on {setup.fleet.sizes[0]:,} pooled samples"
     sizes = f"{len(setup.fleet):,} devices in {setup.clusters.count:,} cluster{'s' * (setup.clusters.count > 1)}"
@@ -237,6 +246,8 @@ def fingerprints(setup: Setup) -> dict[str, str]:
         "clusters": setup.clusters.digest(),
         "model": sha256(setup.start.model.cpu().numpy().tobytes()).hexdigest(),
     }
+    if frozen := setup.flat_model.frozen_digest():
+        found["frozen weights"] = frozen
     if setup.fleet.known.columns():
         found["fleet"] = setup.fleet.known.digest()
     experiment = setup.experiment

@@ -130,7 +130,9 @@ def start_model(
 ) -> FlatModel:
     flat_model = FlatModel(zoo.build(experiment.model.name, shape, classes, experiment.seed), device, objective)
     if experiment.model.init is not None:
-        flat_model.load(load_weights(located(experiment.model.init, "model.init"), flat_model, "model.init"))
+        path = located(experiment.model.init, "model.init")
+        flat_model.load_frozen(read_tensors(path, "model.init"))
+        flat_model.load(load_weights(path, flat_model, "model.init"))
     return flat_model
 
 
@@ -219,20 +221,23 @@ def should_stack(here: InProcess, cohorts: str, largest: Cycle, sent: Message, c
     return won
 
 
-def load_weights(path: Path, flat_model: FlatModel, key: str) -> torch.Tensor:
-    """A model from a safetensors file whose tensors are named as in the model's state dict; `key` asked for it."""
+def read_tensors(path: Path, key: str) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file that `key` asks for."""
     try:
-        tensors = load_file(path)
+        return load_file(path)
     except FileNotFoundError:
         raise BadData(f"{key}: there is no file {path}") from None
     except (OSError, SafetensorError) as error:
         raise BadData(f"{key}: {path} is not a safetensors file ({error})") from None
+
+
+def load_weights(path: Path, flat_model: FlatModel, key: str) -> torch.Tensor:
+    """The vector w of a safetensors file whose tensors are named as in the model's state dict; `key` asks for it."""
+    tensors = read_tensors(path, key)
     try:
         vector = flat_model.from_state_dict(tensors)
     except ValueError as error:
-        wanted = format_shapes(
-            {key: flat_model.shapes[name] for key, name in flat_model.keys.items() if name in flat_model.shapes}
-        )
+        wanted = format_shapes(flat_model.state_shapes())
         raise BadData(f"{key}: {path} must have the tensors {wanted}, but {error} does not fit") from None
     if not torch.isfinite(vector).all():
         raise BadData(f"{key}: {path} has values that are not finite")

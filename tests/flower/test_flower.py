@@ -266,8 +266,9 @@ def test_a_device_holds_what_it_received_until_the_last_exchange_of_the_cycle() 
 
 
 def plan(**more: Any) -> str:
-    keys = {"seed": 0, "shape": [5], "classes": 3, "model": "logistic", "algorithm": {"name": "fedavg"}, "local": {}}
-    return json.dumps(keys | {"transforms": [], "scale": None, "shift": None} | more)
+    keys = {"seed": 0, "shape": [5], "classes": 3, "model": "logistic", "frozen": None}
+    keys |= {"algorithm": {"name": "fedavg"}, "local": {}, "transforms": [], "scale": None, "shift": None}
+    return json.dumps(keys | more)
 
 
 @pytest.fixture
@@ -309,6 +310,7 @@ def test_a_device_standardises_for_every_experiment_anew(tmp_path: Path) -> None
         (plan(local={"algorithm": "subprocess:Popen"}), "differ: remove the former"),
         (plan(shape=[4]), "the federation learns"),
         (plan(classes=2), "the federation learns"),
+        (plan(frozen="0" * 64), "the frozen weights of the model differ from the server's"),
     ],
 )
 def test_a_device_does_not_do_whatever_it_is_told(device: Device, text: str, why: str) -> None:

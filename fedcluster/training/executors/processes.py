@@ -57,9 +57,10 @@ class Rooms:
 
 
 class Ready(NamedTuple):
-    """What a worker says first."""
+    """What a worker says first: the arithmetic of its steps, and the digest of its frozen weights."""
 
     arithmetic: str
+    frozen: str | None
 
 
 @dataclass(eq=False)
@@ -195,19 +196,26 @@ class Workers:
                 self.close()
                 raise said
             if isinstance(said, Ready):
-                self.greet(worker, said.arithmetic)
+                self.greet(worker, said)
             else:
                 done.add(worker.holds.pop(0))
         return returned
 
-    def greet(self, worker: Worker, arithmetic: str) -> None:
-        """A worker is ready, and trains with the arithmetic that it names."""
-        if arithmetic != self.here.flat_model.arithmetic:
+    def greet(self, worker: Worker, ready: Ready) -> None:
+        """A worker is ready: check that it trains as this process does."""
+        ours = self.here.flat_model
+        if ready.arithmetic != ours.arithmetic:
             self.close()
             raise NotAlike(
-                f"a worker trains with {arithmetic} steps and this process with {self.here.flat_model.arithmetic} "
+                f"a worker trains with {ready.arithmetic} steps and this process with {ours.arithmetic} "
                 "ones, and mixed they make a model that neither would: see that the compiled library in the cache "
                 "($FEDCLUSTER_CACHE) is whole and a C compiler is there, and go on with --resume"
+            )
+        if ready.frozen != ours.frozen_digest():
+            self.close()
+            raise NotAlike(
+                "model.name builds other frozen weights in a worker than in this process: let it draw them from "
+                "torch's generator alone, or read them from a file that stays the same, or use --workers 1"
             )
         worker.ready = True
 
@@ -281,7 +289,7 @@ def work(line: Connection, rooms: list[Rooms], build: Callable[[], InProcess]) -
     torch.set_num_threads(1)
     try:
         executor = build()
-        line.send(Ready(executor.flat_model.arithmetic))
+        line.send(Ready(executor.flat_model.arithmetic, executor.flat_model.frozen_digest()))
         while True:
             phase, place, slot = line.recv()
             room = rooms[phase]

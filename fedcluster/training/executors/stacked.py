@@ -143,7 +143,7 @@ def stackable(here: InProcess) -> str | None:
     """Why this model cannot be trained in stacks; None when it can, which is tried."""
     flat_model = here.flat_model
     if flat_model.size < flat_model.w.numel():
-        return "it has weights that are not trained, or running statistics"
+        return "it has buffers, such as running statistics"
     x, y = sample(here)
     together = StackedModel(flat_model, len(x))
     flat_model.module.train()
