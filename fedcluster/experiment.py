@@ -25,7 +25,6 @@ from fedcluster.inputs import MOST_TEXT, read_bytes
 
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
 WITH_DEVICES = "devices"  # data that only the devices of a federation have
-PARTITIONS = ("major_class", "dirichlet", "iid", "natural")
 CLUSTERINGS = (
     "random",
     "redrawn",
@@ -97,27 +96,90 @@ class Data(Section):
         return is_path(name) if isinstance(name, str) else name
 
 
-class Fleet(Section):
-    """Who holds what, and what else is known of them. With `partition = "natural"` the data itself says who the
-    devices are, else the fleet file `path`, else the trace `availability`; with `world` they are made up."""
+class Part(Section):
+    """A section that names a part of the program and has the options that the part itself declares as its `Options`.
+    The name is one of the part's registry, `package.module:name`, or in Python the class or function itself."""
 
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+    registry: ClassVar[str]
+    key: ClassVar[str] = "name"  # which of the section's keys names the part
+
+    @classmethod
+    def names(cls) -> dict[str, Any]:
+        """The registry. It is imported late: experiments come before the parts that they name."""
+        module, _, table = cls.registry.partition(":")
+        found: dict[str, Any] = getattr(import_module(module), table)
+        return found
+
+    @field_validator("name", "partition", check_fields=False)
+    @classmethod
+    def name_is_known(cls, name: Any) -> Any:
+        return check_name(name, cls.names())
+
+    @model_validator(mode="after")
+    def options_are_complete(self) -> "Part":
+        """Check the options against the part's own, and fill in their defaults."""
+        kind = self.options_class()
+        given = self.__pydantic_extra__ or {}
+        try:
+            filled = kind(**given)
+        except ValidationError as error:
+            known = [*type(self).model_fields, *kind.model_fields] if self.key != "name" else kind.model_fields
+            raise ValueError(f".{describe(error.errors(), known)}") from None
+        object.__setattr__(self, "__pydantic_extra__", dict(filled))
+        return self
+
+    def find(self) -> Any:
+        """The class or function that the name stands for."""
+        name = getattr(self, self.key)
+        if not isinstance(name, str):
+            return name
+        names = self.names()
+        return names[name] if name in names else import_object(name)
+
+    def options_class(self) -> type[Section]:
+        found = self.find()
+        kind: type[Section] = getattr(found.func if isinstance(found, partial) else found, "Options", Section)
+        return kind
+
+    @property
+    def options(self) -> Any:
+        return self.options_class()(**(self.__pydantic_extra__ or {}))
+
+
+class Fleet(Part):
+    """Which devices there are, what is known of them, and how the training samples are partitioned over them.
+
+    With `partition = "natural"` the data name the devices, otherwise the fleet file `path`, the trace `availability` or
+    `devices` does. `world` generates what is known of them. `samples` of each device, or "all": the training set is
+    shared out. The partition declares options of its own."""
+
+    registry = "fedcluster.data.partitions.registry:PARTITIONS"
+    key = "partition"
     devices: Devices | None = None
-    samples: Samples | None = None
-    partition: Annotated[str | Callable[..., Any], one_of("major_class", "dirichlet", "iid", "natural")] = "major_class"
-    rho_device: Share = 0.5
-    alpha: Annotated[float, Field(ge=1e-4, le=1e6)] = 0.3
+    samples: Samples | Literal["all"] | None = None
+    partition: Any = "major_class"
     path: FilePath | None = None
     availability: FilePath | None = None
     world: Literal["diurnal"] | None = None
     date: str = "2026-01-01"
 
+    def __init__(self, **keys: Any) -> None:  # any key: the partition declares its own
+        super().__init__(**keys)
+
     @model_validator(mode="before")
     @classmethod
-    def paper_sizes(cls, keys: Any) -> Any:
-        if isinstance(keys, dict) and keys.get("partition") != "natural":
-            described = keys.get("path") is not None or keys.get("availability") is not None
-            return ({} if described else {"devices": 1000}) | {"samples": 500} | keys
-        return keys
+    def default_sizes(cls, keys: Any) -> Any:
+        """The paper's 1000 devices of 500 samples, or what the partition declares."""
+        if not isinstance(keys, dict) or keys.get("partition") == "natural":
+            return keys
+        described = keys.get("path") is not None or keys.get("availability") is not None
+        named = keys.get("partition", "major_class")
+        method = cls.names().get(named) if isinstance(named, str) else None
+        samples = 500 if method is None else method.samples
+        if named == "dirichlet" and keys.get("min_samples") is not None:
+            samples = "all"
+        return ({} if described else {"devices": 1000}) | {"samples": samples} | keys
 
     @field_validator("date")
     @classmethod
@@ -128,9 +190,9 @@ class Fleet(Section):
             raise ValueError(f"= {shown(day)} is not allowed: write a day as YYYY-MM-DD") from None
 
     @model_validator(mode="after")
-    def made_up_or_described(self) -> "Fleet":
+    def generated_or_described(self) -> "Fleet":
         if self.world is not None and (self.path is not None or self.availability is not None):
-            raise ValueError("has world, a generated population, beside path or availability: take one or the other")
+            raise ValueError("has world, a generated population, and path or availability: give one or the other")
         return self
 
 
@@ -168,55 +230,6 @@ class Model(Section):
 
     name: Annotated[str | Callable[..., Any], one_of(*MODELS)] = "alexnet"
     init: FilePath | None = None
-
-
-class Part(Section):
-    """A part of the program that is given by name, with the options that the part itself declares as its `Options`. The
-    name is one of the part's registry, `package.module:name`, or in Python the class or function itself."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
-    registry: ClassVar[str]
-    name: Any
-
-    @classmethod
-    def names(cls) -> dict[str, Any]:
-        """The registry. It is imported late: experiments come before the parts that they name."""
-        module, _, table = cls.registry.partition(":")
-        found: dict[str, Any] = getattr(import_module(module), table)
-        return found
-
-    @field_validator("name")
-    @classmethod
-    def name_is_known(cls, name: Any) -> Any:
-        return check_name(name, cls.names())
-
-    @model_validator(mode="after")
-    def options_are_complete(self) -> "Part":
-        """Check the options against the part's own, and fill in their defaults."""
-        kind = self.options_class()
-        given = self.__pydantic_extra__ or {}
-        try:
-            filled = kind(**given)
-        except ValidationError as error:
-            raise ValueError(f".{describe(error.errors(), kind)}") from None
-        object.__setattr__(self, "__pydantic_extra__", dict(filled))
-        return self
-
-    def find(self) -> Any:
-        """The class or function that the name stands for."""
-        if not isinstance(self.name, str):
-            return self.name
-        names = self.names()
-        return names[self.name] if self.name in names else import_object(self.name)
-
-    def options_class(self) -> type[Section]:
-        found = self.find()
-        kind: type[Section] = getattr(found.func if isinstance(found, partial) else found, "Options", Section)
-        return kind
-
-    @property
-    def options(self) -> Section:
-        return self.options_class()(**(self.__pydantic_extra__ or {}))
 
 
 class Algorithm(Part):
@@ -325,7 +338,7 @@ class Experiment(Section):
     rounds: Count = 100
     method: Literal["fedcluster", "centralized"] = "fedcluster"
     data: Data = Data()
-    fleet: Fleet = Fleet()
+    fleet: Fleet = Field(default_factory=Fleet)
     clusters: Clusters = Clusters()
     model: Model = Model()
     algorithm: Algorithm = Field(default_factory=Algorithm)
@@ -409,6 +422,10 @@ class Experiment(Section):
 FORMERLY_LOCAL = {"mu": 0.1, "beta": 1.0, "eta": 1.0, "option": "II", "reset": "never", "statistics": "per_step"}
 
 
+# Options of partitions that every file of a run has from when they were keys of [fleet], with partition and default.
+FORMERLY_FLEET = {"rho_device": ("major_class", 0.5), "alpha": ("dirichlet", 0.3)}
+
+
 def current_key(dotted: str) -> str:
     """The key that a key of an earlier version is now."""
     section, _, key = dotted.partition(".")
@@ -418,8 +435,14 @@ def current_key(dotted: str) -> str:
 
 
 def current_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The same experiment with `local.algorithm` and the options of algorithms in [algorithm], where they are now."""
+    """The same experiment with `local.algorithm` and the options of algorithms in [algorithm], where they are now, and
+    without the options of other partitions in [fleet]."""
     found, local = dict(keys), keys.get("local")
+    if isinstance(fleet := found.get("fleet"), dict):
+        other = {key for key, owner in FORMERLY_FLEET.items() if fleet.get("partition", "major_class") != owner[0]}
+        found["fleet"] = {
+            key: value for key, value in fleet.items() if key not in other or value != FORMERLY_FLEET[key][1]
+        }
     if not isinstance(local, dict) or not ({"algorithm", *FORMERLY_LOCAL} & local.keys()):
         return found
     given = found.get("algorithm", {})
@@ -435,7 +458,7 @@ def current_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     try:
         options = Algorithm(name=name).options_class().model_fields
     except ValidationError as error:
-        raise BadExperiment(f"algorithm.{describe(error.errors(), Algorithm)}") from None
+        raise BadExperiment(f"algorithm.{describe(error.errors(), Algorithm.model_fields)}") from None
     for key in FORMERLY_LOCAL.keys() & local.keys():
         if key in options:
             section.setdefault(key, local[key])
@@ -510,6 +533,8 @@ def literal(raw: str) -> Any:
 def set_key(keys: dict[str, Any], dotted: str, value: Any) -> None:
     dotted = current_key(dotted)
     *sections, key = dotted.split(".")
+    if sections == ["fleet"] and key == "partition" and isinstance(had := keys.get("fleet"), dict):
+        keys["fleet"] = without_options(had, value)
     if key == "name" and sections in (["algorithm"], ["aggregation"]):
         had = keys.get(sections[0])
         if not isinstance(had, dict) or had.get("name", value) != value:
@@ -521,6 +546,15 @@ def set_key(keys: dict[str, Any], dotted: str, value: Any) -> None:
         if not isinstance(keys, dict):
             raise BadExperiment(f"{dotted}: {section} is a value, not a section")
     keys[key] = value
+
+
+def without_options(fleet: dict[str, Any], partition: Any) -> dict[str, Any]:
+    """The keys of [fleet] that stay when this partition takes the place of another: not the options of the other, nor
+    the samples if they were the other's default."""
+    if fleet.get("partition", "major_class") == partition:
+        return fleet
+    kept = {key: value for key, value in fleet.items() if key in Fleet.model_fields}
+    return {key: value for key, value in kept.items() if (key, value) != ("samples", "all")}
 
 
 def resolve_path(section: Any, key: str, folder: Path) -> None:
@@ -586,24 +620,23 @@ def format_error(error: ValidationError) -> str:
         return str(first["ctx"]["error"])
     section = SECTIONS.get(str(first["loc"][0]))
     if section is None:
-        return describe(problems, Experiment)
+        return describe(problems, Experiment.model_fields)
     inside = [problem | {"loc": problem["loc"][1:]} for problem in problems if problem["loc"][0] == first["loc"][0]]
     others = len({problem["loc"][:2] for problem in problems}) - 1
     if not inside[0]["loc"]:  # of the section as a whole
         if inside[0]["type"] == "value_error":
             return f"{first['loc'][0]} {inside[0]['ctx']['error']}{more(others)}".replace(" .", ".", 1)
         return f"{first['loc'][0]} = {shown(first['input'])} is not allowed: {first['msg']}{more(others)}"
-    return f"{first['loc'][0]}.{describe(inside, section, others)}"
+    return f"{first['loc'][0]}.{describe(inside, section.model_fields, others)}"
 
 
-def describe(problems: Sequence[Any], kind: type[Section], others: int | None = None) -> str:
-    """The first problem with a section of this kind."""
+def describe(problems: Sequence[Any], known: Iterable[str], others: int | None = None) -> str:
+    """The first problem with a section that has these keys."""
     first = problems[0]
     key = str(first["loc"][0])[:100] if first["loc"] else ""
     if others is None:
         others = len({problem["loc"][:1] for problem in problems}) - 1
     if first["type"] == "extra_forbidden":
-        known = kind.model_fields
         near = difflib.get_close_matches(key, known, n=1)
         meant = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known) or 'none'}"
         return f"{key} is not a key; {meant}{more(others)}"

@@ -25,7 +25,6 @@ devices = 1000
 samples = 500
 partition = "major_class"
 rho_device = 0.5
-alpha = 0.3
 date = "2026-01-01"
 [clusters]
 method = "random"

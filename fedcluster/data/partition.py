@@ -1,10 +1,10 @@
-"""Partitions: which samples of the training set each device holds.
+"""A partition: which samples of the training set each device holds.
 
 A device's samples D(k) are a pure function of (seed, device). They are drawn when the device is trained, so a partition
-over a million devices takes megabytes.
+over a million devices takes megabytes. Where a partition shares out the training set, every row has one owner and D(k)
+is a slice of the rows sorted by owner.
 
-A partition of your own is a function `(dataset, sizes, rng, options) -> rows`: the rows of the training set that each
-device holds, one array per device. `sizes` is the number of samples that each device should hold.
+The partitions that an experiment can name are in `fedcluster.data.partitions`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from fedcluster.data.dataset import Dataset
 from fedcluster.errors import BadData, BadExperiment
-from fedcluster.experiment import Fleet as Options
-from fedcluster.experiment import import_object
 from fedcluster.inputs import memory
 from fedcluster.rng import stream
 
@@ -38,7 +36,8 @@ class Partition:
     """The samples of each device. `sample_indices(k)` is D(k) as rows of the training set, and `sizes[k]` is |D(k)|.
 
     `names` are the names of the devices where the data give them. `repeats` is true where a class is smaller than a
-    device's share of it, so that the device holds some samples more than once.
+    device's share of it, so that the device holds some samples more than once. `dataset` is the data set whose rows
+    these are, where it is not the one that was partitioned: features may depend on the device.
     """
 
     sizes: Ints
@@ -46,6 +45,7 @@ class Partition:
     sample_indices: Callable[[int], Ints]
     names: NDArray[np.str_] | None = None
     repeats: bool = False
+    dataset: Dataset | None = None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -70,114 +70,36 @@ class Partition:
         return rows
 
 
-def build(options: Options, dataset: Dataset, seed: int, sizes: Ints | None = None) -> Partition:
-    """The partition that `fleet.partition` names, for devices of these sizes. With "natural", the data give the
-    sizes."""
-    method: Any = options.partition
-    if isinstance(method, str) and method in PARTITIONS:
-        return PARTITIONS[method](dataset, sizes, options, seed)
-    function = import_object(method, "dataset", "sizes", "rng", "options") if isinstance(method, str) else method
-    assert sizes is not None
-    return from_rows(function(dataset, sizes, stream(seed, "partition"), options), dataset, len(sizes))
-
-
-def major_class(dataset: Dataset, sizes: Ints, options: Options, seed: int) -> Partition:
-    """Every device has a major class with a share `rho_device` of its samples. Other classes share the rest equally.
-
-    The major classes are spread evenly over the fleet. Shares are exact to one sample. The classes that get the odd
-    samples are drawn per device, so that no class is favoured.
-    """
-    by_class = rows_by_class(dataset, options)
-    classes = len(by_class)
-    major = stream(seed, "major_class").permutation(np.arange(len(sizes)) % classes).astype(np.int32)
-
-    def split(samples: int) -> tuple[int, int, int]:
-        """The number of samples of the major class, of each other class, and of odd samples."""
-        most = samples if classes == 1 else int(np.floor(options.rho_device * samples + 0.5))
-        return most, *divmod(samples - most, max(classes - 1, 1))
-
-    def label_counts(k: int) -> Ints:
-        most, each, odd = split(int(sizes[k]))
-        counts = np.full(classes, each)
-        counts[major[k]] = most
-        others = np.delete(np.arange(classes), major[k])
-        counts[stream(seed, "odd_samples", device=k).permutation(others)[:odd]] += 1
-        return counts
-
-    most, each, odd = split(int(sizes.max()))
-    largest = np.array([max(most, each + (odd > 0))] * classes)
-    return from_labels(sizes, Labels(major, label_counts), by_class, seed, largest)
-
-
-def dirichlet(dataset: Dataset, sizes: Ints, options: Options, seed: int) -> Partition:
-    """The class shares of every device are drawn from Dirichlet(alpha, ..., alpha), and are exact to one sample."""
-    by_class = rows_by_class(dataset, options)
-    check_memory(len(sizes), len(by_class))
-    alpha = np.full(len(by_class), options.alpha)
-    shares = stream(seed, "dirichlet").dirichlet(alpha, len(sizes)).astype(np.float32)
-
-    def label_counts(k: int) -> Ints:
-        exact = shares[k].astype(np.float64) / shares[k].sum(dtype=np.float64) * sizes[k]
-        counts: Ints = np.floor(exact).astype(np.int64)
-        counts[np.argsort(counts - exact, kind="stable")[: sizes[k] - counts.sum()]] += 1
-        return counts
-
-    largest = np.ceil((shares * sizes[:, None]).max(axis=0)).astype(np.int64)
-    labels = Labels(shares.argmax(axis=1).astype(np.int32), label_counts)
-    return from_labels(sizes, labels, by_class, seed, largest)
-
-
-def iid(dataset: Dataset, sizes: Ints, options: Options, seed: int) -> Partition:
-    """Every device draws uniformly from the whole training set."""
-    y = dataset.y_train.numpy()
-
-    def sample_indices(k: int) -> Ints:
-        rng, size = stream(seed, "samples", device=k), int(sizes[k])
-        return rng.choice(len(y), size, replace=size > len(y), shuffle=False)
-
-    def label_counts(k: int) -> Ints:
-        return np.bincount(y[sample_indices(k)], minlength=dataset.classes)
-
-    most_common = np.full(len(sizes), int(np.bincount(y).argmax()), np.int32)
-    return Partition(sizes, Labels(most_common, label_counts), sample_indices, repeats=bool(sizes.max() > len(y)))
-
-
-def natural(dataset: Dataset, sizes: Ints | None, options: Options, seed: int) -> Partition:
-    """The devices that the data name, each with its own rows."""
-    if dataset.device_train is None:
-        raise BadData(
-            f'fleet.partition = "natural" needs to know which device holds each row of {dataset.name}: '
-            "give device_train in the .npz, or a column named device"
+def by_owner(owner: Ints, devices: int, dataset: Dataset, names: Any = None) -> Partition:
+    """The partition in which row i is on device `owner[i]`, or on none where that is -1."""
+    sizes = np.bincount(owner + 1, minlength=devices + 1)[1:]
+    if not sizes.all():
+        raise BadExperiment(
+            f"{int((sizes == 0).sum()):,} of {devices:,} devices would hold no samples of {dataset.name}, "
+            f"device {int(sizes.argmin())} for one: use fewer devices"
         )
-    names, owner = np.unique(dataset.device_train, return_inverse=True)
-    order = np.argsort(owner, kind="stable")
-    ends = np.cumsum(np.bincount(owner))
+    order = np.argsort(owner, kind="stable")[len(owner) - int(sizes.sum()) :]
+    ends = np.cumsum(sizes)
     y = dataset.y_train.numpy()
 
     def sample_indices(k: int) -> Ints:
-        return order[ends[k - 1] if k else 0 : ends[k]]
+        return order[ends[k] - sizes[k] : ends[k]]
 
     def label_counts(k: int) -> Ints:
         return np.bincount(y[sample_indices(k)], minlength=dataset.classes)
 
-    check_memory(len(names), dataset.classes)
-    counts = np.zeros((len(names), dataset.classes), np.int32)
-    np.add.at(counts, (owner, y), 1)
-    labels = Labels(counts.argmax(axis=1).astype(np.int32), label_counts)
-    return Partition(np.bincount(owner), labels, sample_indices, names=names.astype(str))
+    major = most_frequent(owner[order], y[order], devices, dataset.classes)
+    return Partition(sizes, Labels(major, label_counts), sample_indices, names)
 
 
-PARTITIONS: dict[str, Callable[[Dataset, Any, Options, int], Partition]] = {
-    "major_class": major_class,
-    "dirichlet": dirichlet,
-    "iid": iid,
-    "natural": natural,
-}
-
-
-def names_devices(partition: Any) -> bool:
-    """Whether the partition comes from the data, which then name the devices."""
-    return isinstance(partition, str) and PARTITIONS.get(partition) is natural
+def most_frequent(owner: Ints, y: Ints, devices: int, classes: int) -> Ints:
+    """The most frequent class of every device, the lowest of several. No table of devices by classes is made."""
+    pairs, counts = np.unique(owner.astype(np.int64) * classes + y, return_counts=True)
+    order = np.lexsort((pairs, -counts, pairs // classes))
+    device, first = np.unique(pairs[order] // classes, return_index=True)
+    major = np.zeros(devices, np.int32)
+    major[device] = pairs[order][first] % classes
+    return major
 
 
 def one_device(rows: Ints, dataset: Dataset) -> Partition:
@@ -210,8 +132,9 @@ def from_rows(given: Sequence[Any], dataset: Dataset, devices: int) -> Partition
     return Partition(np.array([len(mine) for mine in rows]), Labels(major, label_counts), rows.__getitem__)
 
 
-def from_labels(sizes: Ints, labels: Labels, by_class: list[Ints], seed: int, largest: Ints) -> Partition:
-    """Draw each device's samples of each class: without replacement if the class is large enough, else with it."""
+def by_class_counts(sizes: Ints, labels: Labels, by_class: list[Ints], seed: int, largest: Ints) -> Partition:
+    """Draw each device's samples of each class: without replacement if the class is large enough, else with it.
+    `largest[c]` is an upper bound of the samples of class c on any device."""
 
     def sample_indices(k: int) -> Ints:
         rng = stream(seed, "samples", device=k)
@@ -226,15 +149,35 @@ def from_labels(sizes: Ints, labels: Labels, by_class: list[Ints], seed: int, la
     return Partition(sizes, labels, sample_indices, repeats=repeats)
 
 
-def rows_by_class(dataset: Dataset, options: Options) -> list[Ints]:
+def by_class_shares(sizes: Ints, shares: Ints, by_class: list[Ints], seed: int) -> Partition:
+    """Draw each device's samples by its class shares, one row of `shares` a device. Counts are exact to one sample."""
+
+    def label_counts(k: int) -> Ints:
+        return rounded(shares[k].astype(np.float64), int(sizes[k]))
+
+    largest = np.ceil((shares * sizes[:, None]).max(axis=0)).astype(np.int64)
+    labels = Labels(shares.argmax(axis=1).astype(np.int32), label_counts)
+    return by_class_counts(sizes, labels, by_class, seed, largest)
+
+
+def rounded(shares: NDArray[np.float64], total: int) -> Ints:
+    """Whole numbers in these proportions that add up to `total` (largest remainders)."""
+    exact = shares / shares.sum(dtype=np.float64) * total
+    counts: Ints = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
+    return counts
+
+
+def rows_by_class(dataset: Dataset, partition: str) -> list[Ints]:
     """The rows of each class. Every class must have some."""
     y = dataset.y_train.numpy()
-    by_class = [np.flatnonzero(y == c) for c in range(dataset.classes)]
+    order = np.argsort(y, kind="stable")
+    by_class = np.split(order, np.cumsum(np.bincount(y, minlength=dataset.classes))[:-1])
     empty = [c for c, rows in enumerate(by_class) if len(rows) == 0]
     if empty:
         raise BadData(
             f"class {empty[0]} of {dataset.name} has no training samples, and fleet.partition = "
-            f'"{options.partition}" needs some of every class: renumber the labels or use "iid"'
+            f'"{partition}" needs some of every class: renumber the labels or use "iid"'
         )
     return by_class
 

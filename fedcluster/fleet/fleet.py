@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcluster.data import partition as partitions
 from fedcluster.data.dataset import Dataset
 from fedcluster.data.partition import Labels, Partition
+from fedcluster.data.partitions import registry as partitions
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Fleet as Options
 from fedcluster.fleet import fleet_file, synthetic, traces
@@ -78,7 +78,7 @@ def build(options: Options, dataset: Dataset, seed: int, cap: float = np.inf) ->
     With `partition = "natural"` the data say which devices there are; otherwise a fleet file, a trace or
     `fleet.devices` does, and samples are drawn for as many devices.
     """
-    if partitions.names_devices(options.partition):
+    if partitions.names_devices(options):
         partition = partitions.build(options, dataset, seed)
         known = described(options, seed, partition.names)
         check_count(options, len(partition), dataset.name)
@@ -94,10 +94,11 @@ def build(options: Options, dataset: Dataset, seed: int, cap: float = np.inf) ->
     if known.availability is not None:
         devices = len(known.availability)
     assert devices is not None, "the experiment fills it in"
-    assert options.samples is not None, "the experiment fills it in"
     check_count(options, devices, options.path or options.availability)
-    sizes = np.full(devices, options.samples) if known.samples is None else known.samples
-    partition = partitions.build(options, dataset, seed, sizes)
+    sizes = known.samples
+    if sizes is None and options.samples != "all":
+        sizes = np.full(devices, options.samples)
+    partition = partitions.build(options, dataset, seed, devices, sizes, known.utc_offset)
     return Fleet(partition.sizes, known.names, partition.labels, known, cap), partition
 
 

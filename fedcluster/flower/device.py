@@ -140,7 +140,8 @@ def simulated(path: str) -> tuple[Dataset, Partition, str]:
     """Data, partition and `model.init` of an experiment."""
     experiment = load(Path(path))
     dataset = sources.open_dataset(experiment.data.name, quietly)
-    return dataset, fleet.build(experiment.fleet, dataset, experiment.seed)[1], experiment.model.init or ""
+    _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)
+    return partition.dataset or dataset, partition, experiment.model.init or ""
 
 
 @lru_cache(maxsize=256)

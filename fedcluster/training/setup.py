@@ -65,6 +65,7 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
     seed, options = experiment.seed, experiment.clusters
     dataset = sources.open_dataset(experiment.data.name, display.say)
     everyone, partition = fleet.build(experiment.fleet, dataset, seed, experiment.accept.cap(claimed=False))
+    dataset = partition.dataset or dataset
     if partition.repeats:
         display.say(
             f"{dataset.name}: a class is smaller than a device's share of it, so devices hold samples more than once"
@@ -175,7 +176,8 @@ def unequal_clusters(setup: Setup) -> str | None:
 
 
 def executor_of(experiment: Experiment, dataset: Dataset) -> InProcess:
-    """What a worker process needs, built from the experiment: the same for everyone who builds it."""
+    """What a worker process needs, built from the experiment: the same for everyone who builds it. The data set is
+    the one that is trained on, after the partition has changed its features, if it does."""
     _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)
     return InProcess(build_trainer(experiment, dataset.shape, dataset.classes), dataset, partition)
 

@@ -313,7 +313,7 @@ def test_the_diurnal_world_sleeps_at_night_and_repeats() -> None:
 
 
 def test_a_world_is_made_up_or_described() -> None:
-    with pytest.raises(BadExperiment, match="fleet has world, a generated population, beside path"):
+    with pytest.raises(BadExperiment, match="fleet has world, a generated population, and path"):
         fedcluster.Experiment(fleet={"world": "diurnal", "path": "x.csv"})
     with pytest.raises(BadExperiment, match=r"fleet\.date = 'May' is not allowed: write a day as YYYY-MM-DD"):
         fedcluster.Experiment(fleet={"date": "May"})
