@@ -1,4 +1,4 @@
-"""The record: one JSON line per round and one per cycle. Everything else is made from these lines.
+"""The record of a run: one JSON line per round and one per cycle. Everything else is made from these lines.
 
 Every checkpoint holds the length and the SHA-256 of both files as they were when it was written. A resumed run keeps
 exactly these bytes, and does not continue a record that was altered.
@@ -7,7 +7,7 @@ exactly these bytes, and does not continue a record that was altered.
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from fedcluster.files import named, write_atomically
 from fedcluster.fleet.clock import CycleOutcome
 from fedcluster.runs.checkpoint import Prefix
 from fedcluster.runs.ledger import Ledger
-from fedcluster.runs.progress import Display
 from fedcluster.state import State
 
 Line = dict[str, Any]
@@ -31,53 +30,37 @@ class Kept(NamedTuple):
     content: bytes
 
 
-class Recorder:
-    """Writes a line for every cycle and every round.
+class Record:
+    """The lines of a run so far, in memory, and the ledger that they are made from.
 
-    `seconds` is the training time of the round so far, without evaluation and saving. `history` and `turns` are the
-    lines of an earlier run that this one continues. In a `timed` run the lines say what the clock says. `name` is the
-    name of the device of a number.
+    `seconds` is the training time of the unfinished round, without evaluation, callbacks and saving. A resumed run
+    begins with the lines of the earlier one. In a `timed` run the lines have simulated time.
     """
 
     def __init__(
         self,
-        folder: Path | None,
-        display: Display,
         ledger: Ledger,
         seconds: float = 0.0,
-        history: Kept | None = None,
-        turns: Kept | None = None,
+        history: Sequence[Line] = (),
+        cycles: Sequence[Line] = (),
         timed: bool = False,
-        name: Callable[[int], str] = str,
     ) -> None:
-        self.folder, self.display, self.ledger, self.seconds = folder, display, ledger, seconds
-        self.timed, self.name = timed, name
-        self.rounds = Lines(folder / METRICS if folder else None, history or Kept([], b""))
-        self.cycles = Lines(folder / CYCLES if folder else None, turns or Kept([], b""))
-        before: float = self.rounds.lines[-1]["elapsed"] if self.rounds.lines else 0.0
+        self.ledger, self.seconds, self.timed = ledger, seconds, timed
+        self.history, self.cycles = list(history), list(cycles)
+        before: float = self.history[-1]["elapsed"] if self.history else 0.0
         self.began = time.perf_counter() - before
         self.refused = ledger.counts["refused"]
 
-    @property
-    def history(self) -> list[Line]:
-        return self.rounds.lines
-
     def cycle(
-        self, outcome: CycleOutcome, seconds: float, changed: bool, hold: bool = False, undone: str | None = None
+        self, outcome: CycleOutcome, seconds: float, changed: bool, undone: str | None = None, too_few: int | None = None
     ) -> Line:
-        """Record a cycle. `hold` keeps the line back until a cycle of the round succeeds. `undone` says why the cycle
-        was."""
+        """The line of a cycle. `undone` says why it was undone. `too_few` is the number of updates of a cycle that
+        failed because it needed more."""
         cycle = outcome.reported
         self.seconds += seconds
         refusals = self.ledger.finish_cycle(changed)
         number = self.ledger.counts["refused"] - self.refused
         self.refused += number
-        for _, device, reason, _ in refusals[:3]:
-            self.display.say(f"round {cycle.round + 1}: refused the update of device {self.name(device)} ({reason})")
-        if len(refusals) > 3:
-            self.display.say(f"round {cycle.round + 1}: refused {len(refusals) - 3} more updates of this cycle")
-        if undone:
-            self.display.say(f"round {cycle.round + 1}, {undone}")
         line = {
             "round": cycle.round + 1,
             "cycle": cycle.cycle,
@@ -90,85 +73,57 @@ class Recorder:
             "seconds": seconds,
             **({"diverged": True} if any(refusal.diverged for refusal in refusals) else {}),
             **({"undone": undone} if undone else {}),
+            **({"too_few": too_few} if too_few else {}),
             **(simulated(outcome) if self.timed else {}),
         }
-        self.cycles.append(line, hold)
+        self.cycles.append(line)
         return line
 
-    def drop(self) -> None:
-        """Forget the cycles of a round in which none succeeded."""
-        self.cycles.drop()
-        self.seconds = 0.0
-
-    def round(self, state: State, scores: dict[str, float]) -> Line:
+    def round(self, state: State, scores: dict[str, Any]) -> Line:
+        """The line of a round, whose model has these scores."""
         elapsed = time.perf_counter() - self.began
         line = {"round": state.round, **scores, **self.ledger.counts, "seconds": self.seconds, "elapsed": elapsed}
         if self.timed:
             told = state.time
             line |= {"simulated_seconds": told.now / 1000, "idle_seconds": told.idle / 1000}
             line |= {"dropped": told.dropped, "late": told.late, "failed_cycles": told.failed}
-        self.rounds.append(line)
+        self.history.append(line)
         self.seconds = 0.0
         return line
 
-    def positions(self) -> dict[str, Prefix]:
-        """How far both files are written."""
-        if self.folder is None:
-            return {}
-        return {METRICS: self.rounds.position(), CYCLES: self.cycles.position()}
-
-    def sync(self) -> None:
-        self.rounds.sync()
-        self.cycles.sync()
-
-    def close(self) -> None:
-        self.rounds.close()
-        self.cycles.close()
+    def drop_round(self, round: int) -> None:
+        """Forget the cycles of a round that is repeated."""
+        self.cycles = [line for line in self.cycles if line["round"] <= round]
+        self.seconds = 0.0
 
 
 class Lines:
-    """A file of JSON lines that grows at its end, or only a list where there is no folder to write to."""
+    """A file of JSON lines that grows at its end. It begins with the bytes that a resumed run keeps."""
 
-    def __init__(self, path: Path | None, kept: Kept) -> None:
-        self.lines, self.path, self.size = kept.lines, path, len(kept.content)
-        self.held = 0  # lines at the end that are not written yet
-        if path is not None:
-            write_atomically(path, kept.content)
-            self.file = path.open("ab", buffering=0)
-            self.digest = sha256(kept.content)
+    def __init__(self, path: Path, kept: bytes = b"") -> None:
+        self.path, self.size, self.digest = path, len(kept), sha256(kept)
+        write_atomically(path, kept)
+        self.file = path.open("ab", buffering=0)
 
-    def append(self, line: Line, hold: bool = False) -> None:
-        self.lines.append(line)
-        self.held += 1
-        if hold:
-            return
-        if self.path is not None:
-            content = "".join(map(dump, self.lines[-self.held :])).encode()
-            with named(self.path):
-                rest = memoryview(content)
-                while rest:
-                    rest = rest[self.file.write(rest) :]
-            self.digest.update(content)
-            self.size += len(content)
-        self.held = 0
-
-    def drop(self) -> None:
-        """Forget the lines that are held back."""
-        del self.lines[len(self.lines) - self.held :]
-        self.held = 0
+    def append(self, *lines: Line) -> None:
+        content = "".join(map(dump, lines)).encode()
+        with named(self.path):
+            rest = memoryview(content)
+            while rest:
+                rest = rest[self.file.write(rest) :]
+        self.digest.update(content)
+        self.size += len(content)
 
     def position(self) -> Prefix:
         return Prefix(bytes=self.size, sha256=self.digest.hexdigest())
 
     def sync(self) -> None:
         """Make sure that what a checkpoint builds on is on the disk before it."""
-        if self.path is not None:
-            with named(self.path):
-                os.fsync(self.file.fileno())
+        with named(self.path):
+            os.fsync(self.file.fileno())
 
     def close(self) -> None:
-        if self.path is not None:
-            self.file.close()
+        self.file.close()
 
 
 def simulated(outcome: CycleOutcome) -> Line:

@@ -3,7 +3,7 @@
 `fedcluster.run(experiment, callbacks=[...])` calls every callback in order. Under torchrun they run on rank 0 only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedcluster.errors import BadExperiment, CallbackFailed, FedClusterError
@@ -12,6 +12,9 @@ from fedcluster.runs.metrics import Line
 from fedcluster.runs.progress import Display
 from fedcluster.state import State
 from fedcluster.training.setup import Setup
+
+
+REPORTED = 3  # refusals of a cycle that are reported one by one
 
 
 class StopTraining(Exception):
@@ -42,8 +45,8 @@ class Callback:
     def on_run_end(self, history: list[Line], state: State) -> None:
         """All rounds are trained and saved; not called when the run fails or is interrupted."""
 
-    def on_exception(self) -> None:
-        """The run was interrupted, lost a rank or the server, or a callback failed."""
+    def on_exception(self, error: BaseException) -> None:
+        """The run was interrupted, diverged, lost a rank or the server, or a callback failed."""
 
 
 class CallbackList:
@@ -72,12 +75,22 @@ class CallbackList:
 
 
 class Progress(Callback):
-    """Shows cycles and rounds on the display."""
+    """Shows cycles and rounds on the display, and what went wrong in them. `name` gives a device's name."""
 
-    def __init__(self, display: Display) -> None:
-        self.display = display
+    def __init__(self, display: Display, name: Callable[[int], str] = str) -> None:
+        self.display, self.name = display, name
 
     def on_cycle_end(self, line: Line, state: State) -> None:
+        where, reasons = f"round {line['round']}", line["reasons"]
+        for device, reason in reasons[:REPORTED]:
+            self.display.say(f"{where}: refused the update of device {self.name(device)} ({reason})")
+        if len(reasons) > REPORTED:
+            self.display.say(f"{where}: refused {len(reasons) - REPORTED} more updates of this cycle")
+        if "too_few" in line:
+            few = f"too few updates ({line['too_few']}), so the model stays as it is"
+            self.display.say(f"{where}, cluster {line['cluster']}: {few}")
+        if "undone" in line:
+            self.display.say(f"{where}, {line['undone']}")
         rate = len(line["cohort"]) / max(line["seconds"], 1e-9)
         self.display.cycle(line["round"] - 1, line["cycle"], rate)
 

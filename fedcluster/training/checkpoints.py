@@ -7,9 +7,11 @@ from typing import Any
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs import checkpoint
 from fedcluster.runs.checkpoint import Prefix
-from fedcluster.runs.metrics import Line, Recorder
+from fedcluster.errors import Diverged
+from fedcluster.runs.metrics import Line, Record
 from fedcluster.state import State
 from fedcluster.training.callbacks import Callback
+from fedcluster.training.recorder import Recorder
 
 SAVE_EVERY = 2.0  # seconds between checkpoints, so that saving costs little however short a round is,
 SAVE_SHARE = 20  # and at least so many times what the last one took, however much devices keep
@@ -31,19 +33,22 @@ class Checkpoints(Callback):
     `run` is the digest of the run to which the checkpoints belong. With `every_round` a checkpoint follows every round.
     """
 
-    def __init__(self, recorder: Recorder, run: str = "", every_round: bool = False) -> None:
-        assert recorder.folder is not None
-        self.path = recorder.folder / "checkpoint"
-        self.recorder, self.ledger, self.run, self.every_round = recorder, recorder.ledger, run, every_round
+    def __init__(self, recorder: Recorder, record: Record, run: str = "", every_round: bool = False) -> None:
+        self.recorder, self.record, self.ledger = recorder, record, record.ledger
+        self.path, self.run, self.every_round = recorder.folder / "checkpoint", run, every_round
         self.save_at = time.perf_counter() + SAVE_EVERY
         self.whole: Whole | None = None
         self.open: tuple[Cycle, list[Any]] | None = None  # the latest cycle, and the ledger's rows before it
+        self.round = 0  # the unfinished one
+
+    def on_round_start(self, state: State) -> None:
+        self.round = state.round
 
     def on_cycle_start(self, cycle: Cycle, state: State) -> None:
         self.open = cycle, self.ledger.part(cycle.cohort)
 
     def on_cycle_end(self, line: Line, state: State) -> None:
-        if not self.recorder.cycles.held:
+        if not self.recorder.held:
             self.commit(state)
 
     def on_round_failed(self, state: State) -> None:
@@ -56,8 +61,14 @@ class Checkpoints(Callback):
         if self.whole is not None:
             self.store(self.whole)
 
-    def on_exception(self) -> None:
-        """Save the last whole cycle. Lines that were written after it are cut off by the run that resumes."""
+    def on_exception(self, error: BaseException) -> None:
+        """Save the last whole cycle. Lines that were written after it are cut off by the run that resumes. After a
+        divergence, forget what was saved of the round instead: a resumed run begins it again."""
+        if isinstance(error, Diverged):
+            checkpoint.roll_back(self.path, self.round)
+            if self.round:
+                error.args = (f"{error}; rounds 1 to {self.round} are in {self.recorder.folder}",)
+            return
         whole = self.whole
         if whole is None or self.open is None:
             return
@@ -69,8 +80,8 @@ class Checkpoints(Callback):
 
     def commit(self, state: State, now: bool = False) -> None:
         """A cycle or a round has ended and is on record: save it now, or when it is time."""
-        recorder, began = self.recorder, time.perf_counter()
-        self.whole = Whole(state, recorder.seconds, dict(self.ledger.counts), recorder.positions())
+        began = time.perf_counter()
+        self.whole = Whole(state, self.record.seconds, dict(self.ledger.counts), self.recorder.positions())
         if now or began > self.save_at:
             self.store(self.whole)
             ended = time.perf_counter()

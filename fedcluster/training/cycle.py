@@ -10,7 +10,7 @@ from fedcluster.algorithms import FedAvg
 from fedcluster.fleet.clock import CycleOutcome, all_report, part
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.rng import stream
-from fedcluster.runs.metrics import Recorder
+from fedcluster.runs.ledger import Ledger
 from fedcluster.state import Accepted, Aggregate, Message, State
 from fedcluster.training import divergence
 from fedcluster.training.acceptance import accept
@@ -27,53 +27,53 @@ from fedcluster.training.setup import Setup
 
 @dataclass(frozen=True, eq=False)
 class CycleResult:
-    """The state after a cycle, who took part, the updates that moved furthest, and why it was undone if it was."""
+    """The state after a cycle, who took part, the updates that moved furthest, why it was undone if it was, and how many
+    updates it had if it failed because it needed more."""
 
     state: State
     outcome: CycleOutcome
     furthest: list[divergence.Moved]
     undone: str | None = None
+    too_few: int | None = None
 
 
-def run_cycle(setup: Setup, recorder: Recorder, state: State, cycle: Cycle) -> CycleResult:
+def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> CycleResult:
     """W_{jM+K} -> W_{jM+K+1}. The model stays as it is if the cycle fails or its result is not finite."""
     outcome = setup.clock.outcome(cycle, state.time) if setup.clock else all_report(cycle, state.time)
     before, cycle, phases = state, outcome.reported, setup.algorithm.phases
-    rows = recorder.ledger.part(outcome.started.cohort) if setup.min_updates else []
+    rows = ledger.part(outcome.started.cohort) if setup.min_updates else []
     device_states = {k: state.devices[k] for k in cycle.cohort.tolist() if k in state.devices}
     received: Message = {}
     furthest: list[divergence.Moved] = []
+    too_few: int | None = None
     for number, phase in enumerate(phases):  # nearly every algorithm has one
         sent, upload_spec = phase.broadcast(state), phase.upload_spec(state)
         received = received | sent  # a device keeps what it was sent earlier in the cycle
-        recorder.ledger.send(cycle if number else outcome.started, sent, number)
-        state, accepted, far = run_phase(setup, recorder, state, cycle, received, phase, number, device_states)
+        ledger.send(cycle if number else outcome.started, sent, number)
+        state, accepted, far = run_phase(setup, ledger, state, cycle, received, phase, number, device_states)
         if upload_spec and len(accepted) < setup.min_updates:
-            recorder.ledger.fail(outcome.started.cohort, rows)
-            if accepted:
-                where = f"round {cycle.round + 1}, cluster {cycle.cluster}"
-                recorder.display.say(f"{where}: too few updates ({len(accepted)}), so the model stays as it is")
-            state, cycle = before, only(cycle, set())
+            ledger.fail(outcome.started.cohort, rows)
+            state, cycle, too_few = before, only(cycle, set()), len(accepted)
             break
         furthest += far
         if setup.initial_device_state or len(phases) > 1:
             cycle = only(cycle, accepted)  # a device that is missing or refused is out for the rest of the cycle
     if setup.optimizer is not None:
         state = setup.optimizer.step(before, state)
-    recorder.ledger.refusals = all_gather_refusals(recorder.ledger.refusals)
-    undone = None if divergence.whole(state) else divergence.undone(recorder, cycle.cycle, furthest)
-    if undone:
-        state = before
-    elif device_states:  # of those who did not finish the cycle, the server does not count on more than before
+    ledger.refusals = all_gather_refusals(ledger.refusals)
+    undone = None
+    if not divergence.is_finite(state):
+        undone, state = divergence.undone(cycle.cycle, furthest, setup.schedule.name), before
+    elif device_states:  # the others keep the state that they had before the cycle
         finished = {k: device_states[k] for k in cycle.cohort.tolist() if k in device_states}
         state = replace(state, devices=state.devices | finished)
     state = replace(state, cycle=cycle.cycle + 1, time=outcome.time)
-    return CycleResult(state, outcome, furthest, undone)
+    return CycleResult(state, outcome, furthest, undone, too_few)
 
 
 def run_phase(
     setup: Setup,
-    recorder: Recorder,
+    ledger: Ledger,
     state: State,
     cycle: Cycle,
     received: Message,
@@ -83,12 +83,12 @@ def run_phase(
 ) -> tuple[State, set[int], list[divergence.Moved]]:
     """One download and upload: the next state, the devices whose updates were accepted, and the update that moved
     furthest. The executor writes what devices keep to `device_states`."""
-    ledger, experiment, upload_spec = recorder.ledger, setup.experiment, phase.upload_spec(state)
+    experiment, upload_spec = setup.experiment, phase.upload_spec(state)
     bound = experiment.accept.most if setup.devices else math.inf
     norms = Norms(bound, state, received, upload_spec, experiment.local)
     uploads = ledger.receive(setup.executor.train(cycle, received, number, device_states), cycle, upload_spec, number)
     accepted: set[int] = set()
-    updates = noted(accept(uploads, cycle, upload_spec, ledger.refuse, norms), accepted)
+    updates = collect_devices(accept(uploads, cycle, upload_spec, ledger.refuse, norms), accepted)
     aggregate = run_aggregation(setup, state, updates, cycle, received, phase, number)
     if aggregate is not None:
         state = phase.combine(state, aggregate, cycle)
@@ -127,7 +127,7 @@ def run_aggregation(
     return replace(aggregate, message=message)
 
 
-def noted(updates: Iterable[Accepted], devices: set[int]) -> Iterator[Accepted]:
+def collect_devices(updates: Iterable[Accepted], devices: set[int]) -> Iterator[Accepted]:
     """Pass updates on and add their devices to the set."""
     for update in updates:
         devices.add(update.device)
