@@ -6,11 +6,12 @@ import json
 from fedcluster.allocator import keep_memory
 from fedcluster.experiment import Experiment
 from fedcluster.runs.ledger import Ledger
-from fedcluster.runs.metrics import Recorder
+from fedcluster.runs.metrics import Record
 from fedcluster.runs.progress import Display
 from fedcluster.training.executors.processes import Workers, cores
-from fedcluster.training.loop import repeatable, train
+from fedcluster.training.loop import train
 from fedcluster.training.setup import choose_executor, prepare
+from fedcluster.training.threads import repeatable
 
 WARM_UP = 1  # round in which workers trace their gradients
 
@@ -34,14 +35,14 @@ def main() -> None:
         setup = choose_executor(prepare(experiment, Display()), cores(), "sequential", Display())
         if isinstance(setup.executor, Workers):
             setup.executor.start_all()
-        recorder = Recorder(None, Display(), Ledger(setup.devices))
-        train(setup, recorder, setup.start)
+        record = Record(Ledger(setup.devices))
+        train(setup, record, setup.start)
         setup.executor.close()
     line = {
         "name": "fedcluster",
         "model": arguments.model,
-        "seconds": [round(line["seconds"], 4) for line in recorder.history[WARM_UP:]],
-        "accuracy": recorder.history[-1]["test_accuracy"],
+        "seconds": [round(line["seconds"], 4) for line in record.history[WARM_UP:]],
+        "accuracy": record.history[-1]["test_accuracy"],
         "rounds": arguments.rounds,
     }
     print(json.dumps(line))

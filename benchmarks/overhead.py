@@ -16,12 +16,15 @@ from typing import Any
 from fedcluster.allocator import keep_memory
 from fedcluster.experiment import Experiment
 from fedcluster.runs.ledger import Ledger
-from fedcluster.runs.metrics import Recorder
+from fedcluster.runs.metrics import Line, Record
 from fedcluster.runs.progress import Display
+from fedcluster.state import State
+from fedcluster.training.callbacks import Callback, CallbackList
 from fedcluster.training.executors.in_process import InProcess
 from fedcluster.training.executors.processes import Workers, cores
-from fedcluster.training.loop import repeatable, train
+from fedcluster.training.loop import train
 from fedcluster.training.setup import choose_executor, prepare
+from fedcluster.training.threads import repeatable
 
 RESULT = Path(__file__).parent / "results" / "overhead.json"
 
@@ -52,14 +55,14 @@ def overhead(model: str, data: str, rounds: int = 6) -> float:
     object.__setattr__(setup, "executor", timed)
     training: list[float] = []
 
-    class Watch(Display):
-        def cycle(self, round: int, cycle: int, devices_per_second: float) -> None:
+    class Watch(Callback):
+        def on_cycle_end(self, line: Line, state: State) -> None:
             training.append(timed.spent)
             timed.spent = 0.0
 
-    recorder = Recorder(None, Watch(), Ledger(setup.devices))
-    train(setup, recorder, setup.start)
-    cycles = [line["seconds"] for line in recorder.cycles.lines]
+    record = Record(Ledger(setup.devices))
+    train(setup, record, setup.start, CallbackList([Watch()]))
+    cycles = [line["seconds"] for line in record.cycles]
     return float(median((whole - part) * 1e3 for whole, part in zip(cycles, training, strict=True)))
 
 
@@ -68,10 +71,10 @@ def rounds_and_evaluation(model: str, data: str, rounds: int) -> tuple[float, fl
     setup = choose_executor(prepare(experiment(model, data, rounds), Display()), cores(), "sequential", Display())
     if isinstance(setup.executor, Workers):
         setup.executor.start_all()
-    recorder = Recorder(None, Display(), Ledger(setup.devices))
-    train(setup, recorder, setup.start)
+    record = Record(Ledger(setup.devices))
+    train(setup, record, setup.start)
     setup.executor.close()
-    lines = recorder.history
+    lines = record.history
     shares = [1 - b["seconds"] / (b["elapsed"] - a["elapsed"]) for a, b in pairwise(lines)]
     return median(line["seconds"] for line in lines[1:]), median(shares)
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fedcluster.training.callbacks import Callback as Callback
     from fedcluster.training.callbacks import EarlyStopping as EarlyStopping
     from fedcluster.training.callbacks import StopTraining as StopTraining
-    from fedcluster.training.loop import Result as Result
-    from fedcluster.training.loop import run as run
+    from fedcluster.training.run import Result as Result
+    from fedcluster.training.run import run as run
 
 __version__ = "0.2.0"
 
@@ -33,12 +33,12 @@ HOME = {
     "Experiment": "experiment",
     "FedClusterError": "errors",
     "Metric": "models.tasks",
-    "Result": "training.loop",
+    "Result": "training.run",
     "StopTraining": "training.callbacks",
     "UpdateTransform": "algorithms.transforms",
     "compare": "analysis.compare",
     "load": "experiment",
-    "run": "training.loop",
+    "run": "training.run",
 }
 
 __all__ = [

@@ -360,7 +360,7 @@ def inputs(seed: int, seconds: float) -> dict[str, int]:
     import torch
 
     import fedcluster.analysis.plan
-    import fedcluster.training.loop  # noqa: F401  loaded once, before the forks
+    import fedcluster.training.run  # noqa: F401  loaded once, before the forks
 
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()

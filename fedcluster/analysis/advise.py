@@ -26,9 +26,9 @@ from fedcluster.fleet.clustering import clusters as clusterings
 from fedcluster.fleet.schedule import cohort_sizes, taking_part
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.runs.progress import Display, Progress
-from fedcluster.training.loop import repeatable
 from fedcluster.training.setup import Setup, prepare
 from fedcluster.training.survey import Survey, survey
+from fedcluster.training.threads import repeatable
 
 MOST = 12  # values of M that are looked at
 BEST = 3  # of them that are tried by pilots

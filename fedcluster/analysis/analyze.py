@@ -24,9 +24,9 @@ from fedcluster.models.flat_model import FlatModel
 from fedcluster.runs import checkpoint
 from fedcluster.runs.metrics import read_lines
 from fedcluster.runs.progress import Display
-from fedcluster.training.loop import repeatable
 from fedcluster.training.setup import Setup, load_weights, prepare, unequal_clusters
 from fedcluster.training.survey import survey
+from fedcluster.training.threads import repeatable
 
 
 @dataclass(frozen=True)

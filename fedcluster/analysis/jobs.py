@@ -19,7 +19,7 @@ from fedcluster.experiment import Experiment
 from fedcluster.processes import GUARD, UNGUARDED, defer_interrupts, end_with, terminable
 from fedcluster.runs.metrics import Line
 from fedcluster.runs.progress import Display, say
-from fedcluster.training.loop import run
+from fedcluster.training.run import run
 
 AGAIN = 3  # times in a row that processes are started anew without a run getting done in between
 GRACE = 20.0  # seconds that a run has to save itself

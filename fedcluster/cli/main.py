@@ -69,7 +69,7 @@ def run(
         described = load(experiment, o)
         from fedcluster.cli.tables import test_scores
         from fedcluster.runs.directory import fresh
-        from fedcluster.training import loop as training
+        from fedcluster.training import run as training
         from fedcluster.training.executors.processes import cores
 
         if out is None and resume:

@@ -15,7 +15,7 @@ from fedcluster import __version__
 from fedcluster.flower.device import Device, Identity, hold, played, recall, remember
 from fedcluster.flower.messages import Unreadable, pack, refusal, skew, text, unpack, whole
 from fedcluster.flower.transport import printable
-from fedcluster.training.loop import repeatable
+from fedcluster.training.threads import repeatable
 
 client_app = ClientApp()
 

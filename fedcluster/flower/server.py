@@ -28,8 +28,13 @@ from fedcluster.runs.ledger import size
 from fedcluster.runs.progress import Display, suited
 from fedcluster.training.callbacks import CallbackList, Progress
 from fedcluster.training.checkpoints import Checkpoints
-from fedcluster.training.loop import Result, banner, begin, finish, finished, keep_budget, repeatable, train
+from fedcluster.training.description import describe, over_budget
+from fedcluster.training.loop import train
+from fedcluster.training.output import begin, finish, load_finished
+from fedcluster.training.recorder import Recorder
+from fedcluster.training.run import Result
 from fedcluster.training.setup import unequal_clusters
+from fedcluster.training.threads import repeatable
 
 ENVELOPE = 2**16  # bytes of a reply besides its tensors
 GATHER = 0.5  # seconds between two looks for devices
@@ -117,23 +122,26 @@ def deploy(
         if proxy is not None:
             proxy.allowance = most
         setup = connected(setup, directory, most, serve_options)
-        keep_budget(setup, False, display)
-        display.announce(banner(setup))
+        if warning := over_budget(setup, strict=False):
+            display.say(warning)
+        display.announce(describe(setup))
         if inequality := unequal_clusters(setup):
             display.say(inequality)
         display.announce("\n".join([plan_of(registry), *registry.claims()]))
         if not folder.begun:
             registry.save()
-        recorder, state = begin(setup, folder, display)
+        state, record, kept = begin(setup, folder, display)
+        recorder = Recorder(folder.path, kept, repeats=True)
         # a device keeps its state from before and after its latest cycle only, so the server must not fall further back
-        saving = Checkpoints(recorder, folder.run, every_round=bool(setup.initial_device_state))
+        saving = Checkpoints(recorder, record, folder.run, every_round=bool(setup.initial_device_state))
         if state.cycle:
             schedule.begun = state.round
         with closing(recorder):
-            state = train(setup, recorder, state, CallbackList([Progress(display), saving], saved=True))
-        finish(folder, setup, state, recorder.history)
+            own = [recorder, Progress(display, setup.schedule.name), saving]
+            state = train(setup, record, state, CallbackList(own, saved=True))
+        finish(folder, setup, state, record.history)
         setup.flat_model.load(state.model)
-        return Result(recorder.history, setup.flat_model.module, folder.path)
+        return Result(record.history, setup.flat_model.module, folder.path)
 
 
 def registry_file(folder: Folder) -> Path:
@@ -151,8 +159,9 @@ def over(experiment: Experiment, folder: Folder, display: Display) -> Result:
     with repeatable():
         registry = Registry(experiment, registry_file(folder))
         setup = prepare(LiveSchedule(registry, nobody_comes, display.say), display.say)
+        history = load_finished(folder, setup, display)
         display.say(f"{folder.path} is finished: nothing to do")
-        return finished(folder, setup, display)
+        return Result(history, setup.flat_model.module, folder.path)
 
 
 def nobody_comes() -> None:

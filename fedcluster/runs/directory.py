@@ -23,11 +23,12 @@ from fedcluster.experiment import Experiment, changes, parse, read
 from fedcluster.files import write_atomically
 from fedcluster.runs import checkpoint
 from fedcluster.runs.ledger import Ledger
-from fedcluster.runs.metrics import CYCLES, METRICS, Altered, Kept, beginning
+from fedcluster.runs.metrics import CYCLES, METRICS, Altered, Kept, beginning, read_lines
 from fedcluster.runs.progress import Display
 from fedcluster.state import Message, State
 
 MODEL = "model.safetensors"
+HORIZON = ("rounds", "stop")
 VERSIONS = ("fedcluster", "torch", "numpy")
 
 
@@ -37,8 +38,7 @@ class Resumed(NamedTuple):
     state: State
     ledger: Ledger
     seconds: float
-    history: Kept
-    turns: Kept
+    kept: dict[str, Kept]  # of metrics.jsonl and cycles.jsonl
 
 
 class Folder:
@@ -66,20 +66,34 @@ class Folder:
             raise
 
     def check(self) -> None:
-        """A run is continued only by the experiment that it began with."""
-        file, changed = self.path / "experiment.toml", list[str]()
+        """A run is resumed with the experiment that it began with, except that it may train longer."""
+        file, keys = self.path / "experiment.toml", self.experiment.to_dict()
+        before: dict[str, Any] | None = self.facts(check=False).get("horizon")
+        changed = list[str]()
         if file.exists():
-            changed = changes(parse(read(file), str(file)), self.experiment.to_dict())
-        elif self.noted("experiment") not in (None, self.experiment.digest()):
+            old = parse(read(file), str(file))
+            before, changed = horizon(old), changes(rest(old), rest(keys))
+        elif self.noted("experiment") not in (None, digest(rest(keys))):
             changed = ["its digest (experiment.toml, which would say more, is missing)"]
         if changed:
             raise BadRun(
                 f"{self.path} holds a run of another experiment, which differs in {', '.join(changed)}: "
                 "resume it with the experiment it began with, or choose another --out"
             )
+        self.extended = before is not None and before != horizon(keys)
+        if before is not None and before.get("rounds", 0) > self.experiment.rounds:
+            raise BadRun(
+                f"{self.path} holds a run of {before['rounds']} rounds, and rounds can be raised but not lowered (now "
+                f"{self.experiment.rounds}): choose another --out"
+            )
 
     @property
     def finished(self) -> bool:
+        """Whether nothing is left to do. A finished run that shall train longer is not finished."""
+        return self.ended and not self.extended
+
+    @property
+    def ended(self) -> bool:
         return (self.path / MODEL).exists()
 
     def facts(self, check: bool = True) -> dict[str, Any]:
@@ -129,7 +143,9 @@ class Folder:
         if other:
             now = ", ".join(f"{name} {facts[name]}" for name in VERSIONS if before.get(name) not in (None, facts[name]))
             display.say(f"begun under {', '.join(other)}, going on under {now}: the last digits may differ")
-        self.run = digest({"experiment": self.experiment.digest(), "fingerprints": facts["fingerprints"]})
+        self.run = digest(
+            {"experiment": digest(rest(self.experiment.to_dict())), "fingerprints": facts["fingerprints"]}
+        )
 
     def restore(
         self, start: State, initial_device_state: Message, devices: int, cycles: int, display: Display
@@ -140,8 +156,8 @@ class Folder:
         for path in checkpoint.names(self.path / "checkpoint"):
             try:
                 stored = checkpoint.restore(path, start, initial_device_state, devices, cycles, self.run)
-                kept = [beginning(self.path / name, stored.record[name]) for name in (METRICS, CYCLES)]
-                if [line["round"] for line in kept[0].lines] != list(range(1, stored.state.round + 1)):
+                kept = {name: beginning(self.path / name, stored.record[name]) for name in (METRICS, CYCLES)}
+                if [line["round"] for line in kept[METRICS].lines] != list(range(1, stored.state.round + 1)):
                     raise ValueError(f"ahead of {METRICS}")
             except checkpoint.OtherRun as error:
                 raise BadRun(
@@ -157,14 +173,27 @@ class Folder:
             else:
                 if altered:
                     display.say(f"{altered.args[0].split(',')[0]}; going back to checkpoint {path.stem}")
-                return Resumed(stored.state, stored.ledger, stored.seconds, *kept)
+                return Resumed(stored.state, stored.ledger, stored.seconds, kept)
         if altered:
             raise altered
-        return Resumed(start, Ledger(devices), 0.0, Kept([], b""), Kept([], b""))
+        return Resumed(start, Ledger(devices), 0.0, {name: Kept([], b"") for name in (METRICS, CYCLES)})
+
+    def reopen(self, round: int) -> None:
+        """Let a finished run train longer, from the checkpoint of its last round. The model goes first: a process that
+        is killed before the new number of rounds is noted leaves a run that resumes at its last round."""
+        if not self.ended:
+            return
+        if round < len(read_lines(self.path / METRICS)):
+            raise BadRun(
+                f"{self.path} is finished, and the checkpoint of its last round, from which it would train longer, is "
+                f"missing or damaged: put {self.path / 'checkpoint'} back from a copy, or choose another --out"
+            )
+        (self.path / MODEL).unlink()
 
     def note(self, facts: dict[str, Any]) -> None:
         """What this run is and stands on."""
-        facts = {"experiment": self.experiment.digest(), **facts}
+        keys = self.experiment.to_dict()
+        facts = {"experiment": digest(rest(keys)), "horizon": horizon(keys), **facts}
         self.write("run.json", json.dumps(facts | {"digest": digest(facts)}, indent=2) + "\n")
         self.write("experiment.toml", self.experiment.to_toml())
 
@@ -206,6 +235,16 @@ class Folder:
             if self.made:
                 with suppress(OSError):
                     self.path.rmdir()
+
+
+def horizon(keys: dict[str, Any]) -> dict[str, Any]:
+    """How long a run trains: the keys of its experiment that may change when it is resumed."""
+    return {key: keys[key] for key in HORIZON if key in keys}
+
+
+def rest(keys: dict[str, Any]) -> dict[str, Any]:
+    """The other keys, which may not."""
+    return {key: value for key, value in keys.items() if key not in HORIZON}
 
 
 def digest(values: dict[str, Any]) -> str:

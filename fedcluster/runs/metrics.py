@@ -52,7 +52,12 @@ class Record:
         self.refused = ledger.counts["refused"]
 
     def cycle(
-        self, outcome: CycleOutcome, seconds: float, changed: bool, undone: str | None = None, too_few: int | None = None
+        self,
+        outcome: CycleOutcome,
+        seconds: float,
+        changed: bool,
+        undone: str | None = None,
+        too_few: int | None = None,
     ) -> Line:
         """The line of a cycle. `undone` says why it was undone. `too_few` is the number of updates of a cycle that
         failed because it needed more."""

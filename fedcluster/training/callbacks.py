@@ -13,7 +13,6 @@ from fedcluster.runs.progress import Display
 from fedcluster.state import State
 from fedcluster.training.setup import Setup
 
-
 REPORTED = 3  # refusals of a cycle that are reported one by one
 
 

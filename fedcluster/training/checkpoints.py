@@ -4,10 +4,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from fedcluster.errors import Diverged
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs import checkpoint
 from fedcluster.runs.checkpoint import Prefix
-from fedcluster.errors import Diverged
 from fedcluster.runs.metrics import Line, Record
 from fedcluster.state import State
 from fedcluster.training.callbacks import Callback

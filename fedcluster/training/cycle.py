@@ -27,8 +27,8 @@ from fedcluster.training.setup import Setup
 
 @dataclass(frozen=True, eq=False)
 class CycleResult:
-    """The state after a cycle, who took part, the updates that moved furthest, why it was undone if it was, and how many
-    updates it had if it failed because it needed more."""
+    """The state after a cycle, who took part, and the updates that moved furthest. `undone` says why the cycle was
+    undone; `too_few` is the number of updates of a cycle that failed because it needed more."""
 
     state: State
     outcome: CycleOutcome

@@ -53,6 +53,12 @@ def check(setup: Setup, cycles: list[Line], round: int, scores: dict[str, float]
     )
 
 
+def check_failed_round(setup: Setup, cycles: list[Line], round: int, moved: list[Moved]) -> None:
+    """The same for a round in which no cycle succeeded. A device that did not answer excuses it."""
+    if not any(line["missing"] for line in cycles[-setup.clusters.count :]):
+        check(setup, cycles, round, {}, moved)
+
+
 def stuck(cycles: list[Line], count: int, devices: int) -> bool:
     """Whether no cycle of the last round or longer (`count` cycles) has changed the model because of what updates were.
     One device that is refused, alone in its round, does not end a run."""

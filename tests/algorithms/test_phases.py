@@ -17,7 +17,7 @@ from fedcluster.algorithms.vrl_sgd import VrlSgd
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models import flat_model as flat_models
 from fedcluster.runs.ledger import Ledger
-from fedcluster.runs.metrics import Recorder
+from fedcluster.runs.metrics import Record
 from fedcluster.runs.progress import Display
 from fedcluster.state import Accepted, Message, State, Update
 from fedcluster.training import cycle
@@ -25,6 +25,7 @@ from fedcluster.training import loop as training
 from fedcluster.training import setup as prepare
 from fedcluster.training.acceptance import accept
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
+from fedcluster.training.threads import repeatable
 from tests.algorithms.test_algorithms import ALL, CLUSTERS, experiment, ours
 from tests.conftest import blobs
 from tests.reference_algorithms import softmax_regression
@@ -54,9 +55,9 @@ def trained(
     setup = prepare.prepare(described, Display())
     assert isinstance(setup.executor, InProcess)
     setup = replace(setup, executor=Lossy(setup.executor, lost or set(), spoiled or set()))
-    recorder = Recorder(None, Display(), Ledger(setup.devices))
-    with training.repeatable():
-        return setup, training.train(setup, recorder, setup.start), recorder.ledger
+    record = Record(Ledger(setup.devices))
+    with repeatable():
+        return setup, training.train(setup, record, setup.start), record.ledger
 
 
 def mean_over_fleet(setup: prepare.Setup, state: State, name: str) -> Tensor:

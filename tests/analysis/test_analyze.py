@@ -18,8 +18,8 @@ from fedcluster.cli.tables import ruled
 from fedcluster.experiment import load
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.runs.progress import Display
-from fedcluster.training.loop import repeatable
 from fedcluster.training.setup import prepare
+from fedcluster.training.threads import repeatable
 from tests.conftest import Here, blobs
 
 Write = Callable[..., Path]

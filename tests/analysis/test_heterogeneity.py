@@ -28,10 +28,9 @@ from fedcluster.models.layers import normalise
 from fedcluster.models.local_sgd import Batches
 from fedcluster.models.zoo import AlexNet, Logistic
 from fedcluster.runs.progress import Display
-from fedcluster.training.loop import repeatable
 from fedcluster.training.sketches import Sketch
 from fedcluster.training.survey import Survey, loss_and_gradient, single_gradients, square_deviations, survey
-from fedcluster.training.threads import in_order
+from fedcluster.training.threads import in_order, repeatable
 from tests.conftest import blobs
 
 

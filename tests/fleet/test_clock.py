@@ -22,7 +22,7 @@ from fedcluster.fleet.clock import Clock, busy
 from fedcluster.fleet.fleet_file import DeviceTable
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs import checkpoint
-from fedcluster.runs.metrics import Recorder
+from fedcluster.runs.metrics import Record
 from fedcluster.runs.progress import Display
 from fedcluster.state import Time
 from fedcluster.training import checkpoints
@@ -232,7 +232,7 @@ def test_a_changed_fleet_file_is_refused_on_resume(tmp_path: Path, monkeypatch: 
     path.write_text("up_mbps\n" + "1\n" * 10)
     sections = Fleet(path=str(path), samples=20), Clusters(count=2), Options()
     experiment = EXPERIMENT.override(**dict(zip(("fleet", "clusters", "clock"), sections, strict=True)))
-    monkeypatch.setattr(Recorder, "round", interrupt)
+    monkeypatch.setattr(Record, "round", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fedcluster.run(experiment, tmp_path / "run", display=Display())
     path.write_text("up_mbps\n" + "1\n" * 9 + "2\n")

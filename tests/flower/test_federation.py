@@ -23,12 +23,13 @@ from fedcluster.experiment import Fleet
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.flower import certificates
 from fedcluster.runs.ledger import Ledger
-from fedcluster.runs.metrics import Recorder
+from fedcluster.runs.metrics import Record
 from fedcluster.runs.progress import Display
 from fedcluster.state import Message
 from fedcluster.training import loop as training
 from fedcluster.training import setup as prepare
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
+from fedcluster.training.threads import repeatable
 from tests.federation import Federation, kill, until
 
 pytestmark = pytest.mark.xdist_group("federation")  # they share devices, and the machine is small
@@ -254,6 +255,6 @@ def simulated(federation: Federation, experiment: fedcluster.Experiment) -> byte
     assert setup.partition is not None
     executor = Honest(old.trainer, old.dataset, setup.partition)
     object.__setattr__(setup, "executor", executor)
-    with training.repeatable():
-        state = training.train(setup, Recorder(None, Display(), Ledger(setup.devices)), setup.start)
+    with repeatable():
+        state = training.train(setup, Record(Ledger(setup.devices)), setup.start)
     return save({name: tensor.contiguous() for name, tensor in setup.flat_model.named(state.model).items()})

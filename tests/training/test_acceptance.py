@@ -14,13 +14,15 @@ import fedcluster
 from fedcluster.errors import BudgetExceeded, Diverged
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs.ledger import Ledger
-from fedcluster.runs.metrics import Recorder, read_lines
+from fedcluster.runs.metrics import Record, read_lines
 from fedcluster.runs.progress import Display
 from fedcluster.state import Message, Unsent, Update
 from fedcluster.training import loop as training
 from fedcluster.training import setup as prepare
 from fedcluster.training.acceptance import accept
+from fedcluster.training.callbacks import CallbackList
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
+from fedcluster.training.recorder import Recorder
 
 CYCLE = Cycle(round=4, cycle=1, cluster=0, cohort=np.array([2, 5, 7]), weights=np.array([0.1, 0.2, 0.3]))
 FORM = {"model": torch.zeros(3)}
@@ -91,15 +93,15 @@ def experiment(**clusters: Any) -> fedcluster.Experiment:
     )
 
 
-def attacked(described: fedcluster.Experiment, kind: type[InProcess]) -> tuple[torch.Tensor, Recorder]:
+def attacked(described: fedcluster.Experiment, kind: type[InProcess]) -> tuple[torch.Tensor, Record]:
     setup = prepare.prepare(described, Display())
     old = setup.executor
     assert isinstance(old, InProcess)
     assert setup.partition is not None
     executor = kind(old.trainer, old.dataset, setup.partition)
     object.__setattr__(setup, "executor", executor)
-    recorder = Recorder(None, Display(), Ledger(setup.devices))
-    return training.train(setup, recorder, setup.start).model, recorder
+    record = Record(Ledger(setup.devices))
+    return training.train(setup, record, setup.start).model, record
 
 
 def test_the_model_is_the_average_of_those_who_are_left() -> None:
@@ -108,14 +110,14 @@ def test_the_model_is_the_average_of_those_who_are_left() -> None:
             gone = Attacked.nonsense + Attacked.silent
             return (u for u in super().train(cycle, received, phase, device_states) if u.device not in gone)
 
-    model, recorder = attacked(experiment(), Attacked)
+    model, record = attacked(experiment(), Attacked)
     honest, _ = attacked(experiment(), OnlyHonest)
     assert torch.equal(model, honest)
-    counts = recorder.history[-1]
+    counts = record.history[-1]
     assert counts["refused"] == 2 * (3 * 2 + 5)  # a round: three times nonsense and a stranger, five times twice
     assert counts["downloads"] == 20
     assert counts["uploads"] == 2 * 8
-    reasons = {why for turn in recorder.cycles.lines for _, why in turn["reasons"]}
+    reasons = {why for turn in record.cycles for _, why in turn["reasons"]}
     assert reasons == {"model: not finite", "not of this cohort", "a second time"}
 
 
@@ -124,8 +126,8 @@ def test_a_cycle_without_updates_leaves_the_model() -> None:
         def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
             return super().train(cycle, received, phase, device_states) if cycle.cluster == 0 else iter(())
 
-    _, recorder = attacked(experiment(), DarkCluster)
-    assert recorder.history[-1]["aggregations"] == 2  # of four cycles
+    _, record = attacked(experiment(), DarkCluster)
+    assert record.history[-1]["aggregations"] == 2  # of four cycles
 
 
 def test_a_round_in_which_every_cycle_fails_is_taken_again_from_where_it_began(tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_a_round_in_which_every_cycle_fails_is_taken_again_from_where_it_began(t
             yield from super().train(replace(cycle, cohort=here), received, phase, device_states)
 
     described = experiment().override(**{"local.algorithm": "scaffold"})
-    states, recorders = [], []
+    states, records = [], []
     for kind in (InProcess, ServerUnavailable):
         setup = replace(prepare.prepare(described, Display()), min_updates=2)
         old = setup.executor
@@ -154,16 +156,17 @@ def test_a_round_in_which_every_cycle_fails_is_taken_again_from_where_it_began(t
         assert setup.partition is not None
         executor = kind(old.trainer, old.dataset, setup.partition)
         (tmp_path / kind.__name__).mkdir()
-        recorders.append(Recorder(tmp_path / kind.__name__, Display(), Ledger(setup.devices)))
-        with closing(recorders[-1]):
-            states.append(training.train(replace(setup, executor=executor), recorders[-1], setup.start))
+        records.append(Record(Ledger(setup.devices)))
+        with closing(Recorder(tmp_path / kind.__name__, repeats=True)) as recorder:
+            setup = replace(setup, executor=executor)
+            states.append(training.train(setup, records[-1], setup.start, CallbackList([recorder])))
     assert torch.equal(states[0].model, states[1].model)
     kept = [[one["variate"] for _, one in sorted(state.devices.items())] for state in states]
     assert torch.equal(torch.stack(kept[0]), torch.stack(kept[1]))
-    turns = [[(turn["round"], turn["cycle"], turn["changed"]) for turn in one.cycles.lines] for one in recorders]
+    turns = [[(turn["round"], turn["cycle"], turn["changed"]) for turn in one.cycles] for one in records]
     assert turns[1] == turns[0] == [(1, 0, True), (1, 1, True), (2, 0, True), (2, 1, True)]
-    assert read_lines(tmp_path / "ServerUnavailable/cycles.jsonl") == recorders[1].cycles.lines
-    plain, disturbed = (one.history[-1] for one in recorders)
+    assert read_lines(tmp_path / "ServerUnavailable/cycles.jsonl") == records[1].cycles
+    plain, disturbed = (one.history[-1] for one in records)
     assert (disturbed["downloads"], disturbed["uploads"]) == (plain["downloads"] + 1, plain["uploads"] + 1)
     assert disturbed["bytes_down"] == plain["bytes_down"] * 21 // 20
 

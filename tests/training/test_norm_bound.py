@@ -15,15 +15,17 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.kernels import library as compiled
 from fedcluster.runs import checkpoint
 from fedcluster.runs.ledger import Ledger
-from fedcluster.runs.metrics import Recorder
+from fedcluster.runs.metrics import Record
 from fedcluster.runs.progress import Display
 from fedcluster.state import NORM_WINDOW, Message, State, Update
 from fedcluster.training import checkpoints
 from fedcluster.training import loop as training
 from fedcluster.training import norm_bound as norms
 from fedcluster.training import setup as prepare
+from fedcluster.training.callbacks import CallbackList, Progress
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 from fedcluster.training.norm_bound import Norms
+from fedcluster.training.threads import repeatable
 
 EXPERIMENT = fedcluster.Experiment(
     rounds=4,
@@ -100,16 +102,18 @@ class Poisoned(InProcess):
             yield Update(honest.device, honest.round, honest.cycle, message)
 
 
-def poisoned(experiment: fedcluster.Experiment, poison: Any) -> tuple[State, Recorder, list[str]]:
+def poisoned(experiment: fedcluster.Experiment, poison: Any) -> tuple[State, Record, list[str]]:
     setup, display = prepare.prepare(experiment, Display()), Remember()
     old = setup.executor
     assert isinstance(old, InProcess)
     kind = type("Kind", (Poisoned,), {"poison": staticmethod(poison)})
-    executor = kind(old.trainer, old.dataset, setup.fleet)
+    assert setup.partition is not None
+    executor = kind(old.trainer, old.dataset, setup.partition)
     object.__setattr__(setup, "executor", executor)
-    recorder = Recorder(None, display, Ledger(setup.devices))
-    with training.repeatable():
-        return training.train(setup, recorder, setup.start), recorder, display.said
+    record = Record(Ledger(setup.devices))
+    with repeatable():
+        state = training.train(setup, record, setup.start, CallbackList([Progress(display)]))
+        return state, record, display.said
 
 
 def scaled(round: int, *names: str) -> Any:
@@ -141,15 +145,13 @@ def huge(honest: Update, cycle: Cycle) -> Message | None:
 )
 def test_a_millionfold_update_is_refused_and_harms_nothing(round: int, local: dict[str, Any], part: str) -> None:
     experiment = EXPERIMENT.override(**{f"local.{key}": value for key, value in local.items()})
-    _, recorder, said = poisoned(experiment, scaled(round, part))
+    _, record, said = poisoned(experiment, scaled(round, part))
     honest = fedcluster.run(experiment, display=Display()).history
-    ((found, ((device, why),)),) = [
-        (turn["round"], turn["reasons"]) for turn in recorder.cycles.lines if turn["refused"]
-    ]
+    ((found, ((device, why),)),) = [(turn["round"], turn["reasons"]) for turn in record.cycles if turn["refused"]]
     assert (found, device) == (round + 1, 3)
     assert why.startswith(f"{part}: moved by")
     assert any("refused the update of device 3" in text for text in said)
-    assert recorder.history[-1]["train_loss"] == pytest.approx(honest[-1]["train_loss"], rel=0.1)
+    assert record.history[-1]["train_loss"] == pytest.approx(honest[-1]["train_loss"], rel=0.1)
 
 
 def test_alone_in_its_round_a_device_that_is_refused_does_not_end_the_run() -> None:
@@ -158,24 +160,24 @@ def test_alone_in_its_round_a_device_that_is_refused_does_not_end_the_run() -> N
     def poison(honest: Update, cycle: Cycle) -> Message | None:
         return {"model": torch.full_like(honest.message["model"], 3.3e38)} if honest.device == 3 else None
 
-    _, recorder, _ = poisoned(experiment, poison)
-    turns = [turn["changed"] for turn in recorder.cycles.lines if turn["cohort"] == [3]]
+    _, record, _ = poisoned(experiment, poison)
+    turns = [turn["changed"] for turn in record.cycles if turn["cohort"] == [3]]
     assert turns
     assert not any(turns)
-    assert recorder.history[-1]["train_loss"] < recorder.history[0]["train_loss"]
+    assert record.history[-1]["train_loss"] < record.history[0]["train_loss"]
 
 
 def test_without_a_bound_a_cycle_whose_result_is_not_finite_is_undone() -> None:
     """The server's optimizer squares the movement, which float32 cannot hold."""
     experiment = EXPERIMENT.override(**{"accept.norm_bound": "off", "server.optimizer": "adam", "server.lr": 0.1})
-    state, recorder, said = poisoned(experiment, huge)
-    (turn,) = [turn for turn in recorder.cycles.lines if "undone" in turn]
+    state, record, said = poisoned(experiment, huge)
+    (turn,) = [turn for turn in record.cycles if "undone" in turn]
     assert (turn["round"], turn["changed"], turn["refused"]) == (2, False, 0)
     (text,) = [text for text in said if "undone" in text]
     expected = f"round 2, cycle {turn['cycle']}: the new model is not finite, so the cycle is undone; the update of "
     assert text.startswith(f"{expected}device 3 in cycle {turn['cycle']} moved furthest")
     assert torch.isfinite(state.model).all()
-    assert recorder.history[-1]["train_loss"] < recorder.history[0]["train_loss"]
+    assert record.history[-1]["train_loss"] < record.history[0]["train_loss"]
 
 
 def test_honest_devices_are_not_refused_when_most_have_nothing_left_to_learn() -> None:

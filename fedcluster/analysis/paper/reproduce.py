@@ -18,8 +18,8 @@ from fedcluster.files import write_atomically
 from fedcluster.runs.metrics import Line, read_lines
 from fedcluster.runs.progress import Display, Progress, duration
 from fedcluster.training.executors.in_process import InProcess
-from fedcluster.training.loop import repeatable
 from fedcluster.training.setup import prepare
+from fedcluster.training.threads import repeatable
 
 
 class Settings(NamedTuple):

@@ -1,0 +1,115 @@
+"""A run and its folder: what the run depends on, where it begins or resumes, and what it leaves when it ends."""
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+import fedcluster
+from fedcluster.errors import BadRun
+from fedcluster.runs import fingerprints as code
+from fedcluster.runs.directory import MODEL, Folder
+from fedcluster.runs.ledger import Ledger
+from fedcluster.runs.metrics import METRICS, Kept, Line, Record, read_lines
+from fedcluster.runs.plots import curves
+from fedcluster.runs.progress import Display
+from fedcluster.state import State
+from fedcluster.training.description import describe
+from fedcluster.training.executors.stacked import Stacked
+from fedcluster.training.setup import Setup
+
+Say = Callable[[str], None]
+
+
+class Begun(NamedTuple):
+    """Where a run begins or resumes: the state, the record so far, and the files of lines that it keeps."""
+
+    state: State
+    record: Record
+    kept: dict[str, Kept]
+
+
+def begin(setup: Setup, folder: Folder | None, display: Display) -> Begun:
+    """From the start, or from where the folder's run stopped."""
+    rounds, cycles, timed = setup.experiment.rounds, setup.clusters.count, setup.clock is not None
+    if folder is None:
+        display.begin(rounds, cycles, done=0)
+        return Begun(setup.start, Record(Ledger(setup.devices), timed=timed), {})
+    known = facts(setup, folder.facts(check=False).get("start"))
+    folder.begin(known, display)
+    if folder.ended:  # and shall train longer
+        folder.check_finished(display)
+    resumed = folder.restore(setup.start, setup.initial_device_state, setup.devices, cycles, display)
+    folder.reopen(resumed.state.round)
+    folder.note(known)
+    state, kept = resumed.state, resumed.kept
+    if folder.begun:
+        display.say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
+    display.begin(rounds, cycles, done=state.round)
+    history, lines = (kept[name].lines for name in kept)
+    return Begun(state, Record(resumed.ledger, resumed.seconds, history, lines, timed), kept)
+
+
+def facts(setup: Setup, start: Line | None = None) -> dict[str, Any]:
+    """What the run depends on; `start` are the scores of W_0, where they are known."""
+    return {
+        **versions(),
+        "parameters": setup.flat_model.parameters,
+        "devices": len(setup.fleet),
+        "clusters": setup.clusters.count,
+        "arithmetic": setup.flat_model.arithmetic,
+        "cohorts": "stacked" if isinstance(setup.executor, Stacked) else "sequential",
+        "fingerprints": fingerprints(setup),
+        "start": setup.evaluate(setup.start.model) if start is None else start,
+    }
+
+
+def versions() -> dict[str, str]:
+    return {"fedcluster": fedcluster.__version__, "torch": torch.__version__, "numpy": np.__version__}
+
+
+def fingerprints(setup: Setup) -> dict[str, str]:
+    """Digests of what names stand for, which may change while the names do not."""
+    found = {
+        "data": setup.dataset.digest() if setup.dataset else "with the devices",
+        "clusters": setup.clusters.digest(),
+        "model": sha256(setup.start.model.cpu().numpy().tobytes()).hexdigest(),
+    }
+    if frozen := setup.flat_model.frozen_digest():
+        found["frozen weights"] = frozen
+    if setup.fleet.known.columns():
+        found["fleet"] = setup.fleet.known.digest()
+    experiment = setup.experiment
+    given = {
+        "model code": experiment.model.name,
+        "algorithm": experiment.algorithm.name,
+        "aggregation": experiment.aggregation.name,
+        **{f"transform {number}": given for number, given in enumerate(experiment.transforms)},
+        **{f"metric {number}": given for number, given in enumerate(experiment.metrics)},
+    }
+    return found | {what: code.digest(thing) for what, thing in given.items() if code.is_own(thing)}
+
+
+def finish(folder: Folder, setup: Setup, state: State, history: list[Line]) -> None:
+    """The plot, then the model: its presence says that everything else is there."""
+    start = {"round": 0, **folder.noted("start")}
+    if "test_loss" in start:
+        curves({"run": [[start, *history]]}, folder.path / "curves.png", title=describe(setup))
+    folder.finish(save(setup.flat_model.state_dict(state.model)))
+
+
+def load_finished(folder: Folder, setup: Setup, display: Display) -> list[Line]:
+    """The lines of a run that is finished. Its model is loaded into the setup's. Files are checked against the digests
+    that the run noted when it ended."""
+    folder.compare(fingerprints(setup))
+    folder.check_finished(display)
+    path = folder.path / MODEL
+    try:
+        setup.flat_model.load(setup.flat_model.from_state_dict(load_file(path)))
+    except (OSError, SafetensorError, ValueError, RuntimeError):
+        raise BadRun(f"{path} is damaged: delete it, and --resume writes it again from the checkpoint") from None
+    return read_lines(folder.path / METRICS)

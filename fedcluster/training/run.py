@@ -1,0 +1,117 @@
+"""fedcluster.run: one experiment, from its description to a trained model."""
+
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedcluster.allocator import keep_memory
+from fedcluster.errors import BadExperiment
+from fedcluster.experiment import Experiment
+from fedcluster.processes import leave_if_importing
+from fedcluster.runs.directory import Folder
+from fedcluster.runs.metrics import Line
+from fedcluster.runs.progress import Display, suited
+from fedcluster.training.callbacks import Callback, CallbackList, Progress
+from fedcluster.training.checkpoints import Checkpoints
+from fedcluster.training.description import describe, over_budget
+from fedcluster.training.executors.distributed import (
+    all_reduce_sum,
+    broadcast_state,
+    check_ranks_match,
+    is_main_rank,
+    process_group,
+    restart_count,
+)
+from fedcluster.training.loop import train
+from fedcluster.training.output import begin, finish, load_finished, versions
+from fedcluster.training.recorder import Recorder
+from fedcluster.training.setup import choose_executor, prepare, unequal_clusters
+from fedcluster.training.threads import repeatable
+
+COHORTS = ("sequential", "stacked", "auto")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run returns: the lines of metrics.jsonl, the trained module, and the folder that it wrote to."""
+
+    history: list[Line]
+    model: nn.Module
+    out: Path | None = None
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    resume: bool = False,
+    display: Display | None = None,
+    workers: int = 1,
+    device: str = "cpu",
+    cohorts: str = "sequential",
+    strict_budget: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Train. With `out`, the run is written to this folder, and `resume` continues the run that the folder holds.
+
+    `workers` processes share the work; their number changes nothing but the time. `cohorts` are trained
+    "sequential", "stacked" (see `executors.stacked`), or whichever "auto" finds faster. `strict_budget` refuses
+    algorithms that need more than one download and one upload per device and round. `callbacks` watch the run and may
+    stop it early (see `callbacks`).
+    """
+    leave_if_importing()
+    check_options(workers, cohorts, device)
+    keep_memory()
+    main_rank = is_main_rank()
+    display = (display or suited()) if main_rank else Display()
+    folder = Folder(Path(out), experiment, resume or restart_count() > 0) if out is not None and main_rank else None
+    with closing(folder) if folder else nullcontext(), repeatable(), display, process_group(device):
+        setup = prepare(experiment, display, device)
+        if warning := over_budget(setup, strict_budget):
+            display.say(warning)
+        if all_reduce_sum(folder is not None and folder.finished):
+            history = load_finished(folder, setup, display) if folder else []
+            display.say(f"{out} is finished: nothing to do")
+            return Result(history, setup.flat_model.module, folder.path if folder else None)
+        display.announce(describe(setup))
+        if inequality := unequal_clusters(setup):
+            display.say(inequality)
+        if cohorts == "auto" and folder:
+            cohorts = folder.noted("cohorts") or cohorts
+        setup = choose_executor(setup, workers, cohorts, display)
+        check_ranks_match(
+            versions()
+            | {
+                "arithmetic": setup.flat_model.arithmetic,
+                "frozen weights": setup.flat_model.frozen_digest() or "none",
+                "experiment": experiment.digest(),
+            }
+        )
+        state, record, kept = begin(setup, folder, display)
+        recorder = Recorder(folder.path, kept) if folder else None
+        own: list[Callback] = [Progress(display, setup.schedule.name)]
+        if folder and recorder:
+            own = [recorder, *own, Checkpoints(recorder, record, folder.run)]
+        watching = CallbackList(own, callbacks, folder is not None) if main_rank else CallbackList()
+        with closing(setup.executor), closing(recorder) if recorder else nullcontext():
+            state = train(setup, record, broadcast_state(state, setup.initial_device_state), watching)
+        if watching.stopped:
+            display.say(f"stopped after round {state.round}: {watching.stopped}")
+        if folder:
+            finish(folder, setup, state, record.history)
+        setup.flat_model.load(state.model)
+        return Result(record.history, setup.flat_model.module, folder.path if folder else None)
+
+
+def check_options(workers: int, cohorts: str, device: str) -> None:
+    if type(workers) is not int or workers < 1:
+        raise BadExperiment(f"workers = {workers!r} is not allowed: use a whole number of at least 1")
+    if cohorts not in COHORTS:
+        raise BadExperiment(f"cohorts = {cohorts!r} is not allowed: use one of {', '.join(COHORTS)}")
+    try:
+        torch.zeros(1, device=device).item()  # "meta" has none
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise BadExperiment(f"--device {device} cannot be used here ({str(error).splitlines()[0]}): try cpu") from None
