@@ -19,6 +19,7 @@ import fedcluster
 from fedcluster.algorithms.scaffold import Scaffold
 from fedcluster.errors import BadRun
 from fedcluster.runs import checkpoint
+from fedcluster.runs.directory import Folder
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Record
 from fedcluster.runs.progress import Display
@@ -491,3 +492,54 @@ def test_a_checkpoint_follows_every_round_where_devices_depend_on_it(
     with closing(recorder):
         train(setup, record, setup.start, CallbackList([recorder, saving]))
     assert saved == ([1, 2, 3, 4] if every_round else [4])
+
+
+def test_a_finished_run_trains_longer_as_if_asked_at_once(whole: Path, tmp_path: Path) -> None:
+    short, run = EXPERIMENT.override(rounds=3), tmp_path / "run"
+    fedcluster.run(short, run, display=Display())
+    result = fedcluster.run(EXPERIMENT, run, resume=True, display=Display())
+    assert [line["round"] for line in result.history] == [1, 2, 3, 4, 5, 6]
+    assert essence(run) == essence(whole)
+    assert contents(run, "experiment.toml") == contents(whole, "experiment.toml")
+    assert fedcluster.run(EXPERIMENT, run, resume=True, display=Display()).history == result.history
+    with pytest.raises(BadRun, match=r"rounds can be raised but not lowered \(now 3\)"):
+        fedcluster.run(short, run, resume=True, display=Display())
+
+
+def test_an_interrupted_run_trains_longer(whole: Path, tmp_path: Path) -> None:
+    class Stop(Display):
+        def cycle(self, round: int, cycle: int, devices_per_second: float) -> None:
+            if (round, cycle) == (1, 2):
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedcluster.run(EXPERIMENT.override(rounds=3), tmp_path / "run", display=Stop())
+    fedcluster.run(EXPERIMENT, tmp_path / "run", resume=True, display=Display())
+    assert essence(tmp_path / "run") == essence(whole)
+
+
+def test_killed_while_it_is_reopened_a_run_is_whole_either_way(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended between the removal of the model and the note of the new number of rounds."""
+    short, run = EXPERIMENT.override(rounds=3), tmp_path / "run"
+    fedcluster.run(short, run, display=Display())
+    before = essence(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "note", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fedcluster.run(EXPERIMENT, run, resume=True, display=Display())
+    assert not (run / "model.safetensors").exists()
+    fedcluster.run(short, run, resume=True, display=Display())
+    assert essence(run) == before
+    fedcluster.run(EXPERIMENT, run, resume=True, display=Display())
+    assert essence(run) == essence(whole)
+
+
+def test_a_finished_run_without_its_last_checkpoint_does_not_train_longer(tmp_path: Path) -> None:
+    fedcluster.run(EXPERIMENT.override(rounds=1), tmp_path / "run", display=Display())
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    before = essence(tmp_path / "run")
+    with pytest.raises(BadRun, match=r"the checkpoint of its last round, .* is missing or damaged"):
+        fedcluster.run(EXPERIMENT, tmp_path / "run", resume=True, display=Display())
+    assert essence(tmp_path / "run") == before
