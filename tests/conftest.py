@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,10 @@ from fedcluster.experiment import Algorithm, Local
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Here = Callable[..., tuple[int, str, str]]
+
+
+# A shell that starts tests in the background lets them ignore SIGINT, and every process that they start would too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -91,7 +91,7 @@ def broken(**keys: Any) -> dict[str, Any]:
         (broken(local={"mu": float("nan")}), 2, "local.mu = nan is not allowed"),
         (broken(local={"betas": [0.9]}), 2, "local.betas"),
         (broken(fleet={"rho_device": 1.5}), 2, "fleet.rho_device = 1.5 is not allowed"),
-        (broken(fleet={"partition": "natural"}), 3, "needs to know whose each row of digits is"),
+        (broken(fleet={"partition": "natural"}), 3, "needs to know which device holds each row of digits"),
         (broken(local=3), 2, "local = 3 is not allowed"),
         (broken(seed=True), 2, "seed = True is not allowed"),
         (broken(model={"name": "transformer"}), 2, "model.name = 'transformer' is not allowed"),
