@@ -1,8 +1,9 @@
-"""Which M, and which clusters? What the theorem's C / sqrt(M) says for this fleet, and short runs that check it.
+"""How many clusters, and which? The theorem's C / sqrt(M) for this fleet, and short training runs to check it.
 
-C grows with M, because smaller clusters differ more and average less; sqrt(M) grows with M, because there are more
-cycles in a round. In between is a best M. The theorem lets all devices of a cluster take part; where only cohorts do,
-what a cohort is further from the fleet than its cluster counts like H_cluster, and the advice goes by that sum.
+C grows with M, because smaller clusters differ more and average over fewer devices. sqrt(M) grows with M, because a
+round has more cycles. The best M is in between. In the theorem all devices of a cluster take part. Where only a cohort
+does, the distance of the cohort's gradient from its cluster's counts like H_cluster, and the recommended M minimises
+that sum.
 """
 
 import math
@@ -20,7 +21,7 @@ from fedcluster.analysis.measures import device_sample, largest_square, mean_los
 from fedcluster.analysis.smoothness import smoothness
 from fedcluster.analysis.tuning import best_rates
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Clusters as Options
+from fedcluster.experiment import Clusters as ClusterOptions
 from fedcluster.experiment import Experiment
 from fedcluster.fleet.clustering import clusters as clusterings
 from fedcluster.fleet.schedule import cohort_sizes, taking_part
@@ -30,11 +31,11 @@ from fedcluster.training.setup import Setup, prepare
 from fedcluster.training.survey import Survey, survey
 from fedcluster.training.threads import repeatable
 
-MOST = 12  # values of M that are looked at
-BEST = 3  # of them that are tried by pilots
+MAX_COUNTS = 12  # values of M that are compared
+PILOT_COUNTS = 3  # the best of them, which pilots train
 PILOT_ROUNDS = 10
-LARGE = 20_000  # devices, of which balanced and similar clusters are not looked for unasked
-OTHERS: dict[str, dict[str, str]] = {
+MAX_DEVICES = 20_000  # in larger fleets other clusterings are not compared: searching for them takes minutes
+ALTERNATIVES: dict[str, dict[str, str]] = {
     "random": {"method": "random"},
     "balanced, by labels": {"method": "balanced", "features": "labels"},
     "balanced, by gradients": {"method": "balanced", "features": "gradients"},
@@ -43,34 +44,35 @@ OTHERS: dict[str, dict[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One way to cluster, and what it does to the bound."""
+class Candidate:
+    """One clustering, and the theorem's constants for it."""
 
     name: str
     M: int
-    cohort: float  # devices in a cycle, on average
+    cohort: float  # mean number of devices in a cycle
     H_cluster: float
     error: float  # standard error of H_cluster, from sketches and from a sample of devices
-    sampling: float  # what cohorts add to it
+    sampling: float  # what sampled cohorts add to H_cluster
     V: float
     G2: float
     C: float
-    C_cohort: float  # with `sampling` counted like H_cluster
-    C_low: float  # the same at the lower end of L, where the others are at its upper end
+    C_cohort: float  # C with `sampling` added to H_cluster
+    C_low: float  # C_cohort at the lower end of L's range; the others are at the upper end
 
     @property
-    def height(self) -> float:
-        """The theorem's C / sqrt(M)."""
+    def score(self) -> float:
+        """The theorem's C / sqrt(M): lower is better."""
         return self.C / math.sqrt(self.M)
 
     @property
-    def cohort_height(self) -> float:
+    def cohort_score(self) -> float:
+        """The same with sampled cohorts."""
         return self.C_cohort / math.sqrt(self.M)
 
 
 @dataclass(frozen=True)
 class Pilot:
-    """The best of a few short runs with M clusters."""
+    """Short runs with M clusters at their best learning rate."""
 
     M: int
     lr: float
@@ -80,9 +82,9 @@ class Pilot:
 
 @dataclass(frozen=True)
 class Advice:
-    choices: list[Choice]  # by M, under the experiment's clustering
-    others: list[Choice]  # other clusterings at the M to take
-    take: int
+    candidates: list[Candidate]  # the experiment's clustering, by M
+    alternatives: list[Candidate]  # other clusterings, at the recommended M
+    recommended: int  # M
     pilots: list[Pilot]
     remarks: list[str]
     L: Range
@@ -91,91 +93,99 @@ class Advice:
 def advise(
     experiment: Experiment,
     display: Display | None = None,
-    pilot: Callable[[list[int]], list[Pilot]] | None = None,
+    run_pilots: Callable[[list[int]], list[Pilot]] | None = None,
     workers: int = 1,
 ) -> Advice:
-    """Survey the fleet once, at W_0, and weigh every M against it; `pilot` tries the best by running them. The number
-    of `workers`, which are threads, changes nothing but the time."""
+    """Survey the fleet once, at W_0, and compare values of M; `run_pilots` trains with the best of them.
+
+    The number of `workers` (threads) does not change the result.
+    """
     display = display or Display()
     if experiment.clusters.method == "file":
-        raise BadExperiment('clusters.method = "file" has chosen M already: to be advised, use random or balanced')
+        raise BadExperiment('clusters.method = "file" fixes M: choose another method, such as random or balanced')
     with repeatable():
-        weigh = weighing(experiment, display, workers)
-    everyone = len(weigh.setup.fleet)
-    choices, remarks = [], []
-    if (surveyed := len(weigh.found.devices)) < everyone:
-        remarks.append(sample_remark(surveyed, everyone))
-    for M in display.track(candidates(everyone, experiment.clusters.participation), "clusterings", "values of M"):
+        evaluate = survey_fleet(experiment, display, workers)
+    devices, surveyed = len(evaluate.setup.fleet), len(evaluate.survey.devices)
+    candidates, remarks = [], []
+    if surveyed < devices:
+        remarks.append(sample_remark(surveyed, devices))
+    counts = cluster_counts(devices, experiment.clusters.participation)
+    for M in display.track(counts, "clusterings", "values of M"):
         try:
-            choices.append(weigh(f"M = {M}", experiment.clusters.model_copy(update={"count": M})))
+            candidates.append(evaluate(f"M = {M}", experiment.clusters.model_copy(update={"count": M})))
         except BadExperiment as error:
             remarks.append(f"M = {M} is left out: {error}")
-    if not choices:
-        raise BadExperiment(f"no number of clusters is possible here; the last: {remarks[-1]}")
-    ranked = sorted(choices, key=lambda choice: choice.cohort_height)
-    pilots = pilot([choice.M for choice in ranked[:BEST]]) if pilot else []
-    take = min(pilots, key=lambda p: p.loss).M if pilots else ranked[0].M
-    others = []
-    if everyone > LARGE:
-        remarks.append(f"Other clusterings are not compared: of more than {LARGE:,} devices they take minutes.")
-    elif take > 1:
-        for name, keys in OTHERS.items():
+    if not candidates:
+        raise BadExperiment(f"this fleet cannot be clustered with any of the values of M; the last: {remarks[-1]}")
+    ranked = sorted(candidates, key=lambda candidate: candidate.cohort_score)
+    pilots = run_pilots([candidate.M for candidate in ranked[:PILOT_COUNTS]]) if run_pilots else []
+    recommended = min(pilots, key=lambda pilot: pilot.loss).M if pilots else ranked[0].M
+    alternatives = []
+    if devices > MAX_DEVICES:
+        remarks.append(
+            f"Other clusterings are not compared: with more than {MAX_DEVICES:,} devices this takes minutes."
+        )
+    elif recommended > 1:
+        for name, keys in ALTERNATIVES.items():
             try:
-                others.append(weigh(name, experiment.clusters.model_copy(update={"count": take, **keys})))
+                options = experiment.clusters.model_copy(update={"count": recommended, **keys})
+                alternatives.append(evaluate(name, options))
             except BadExperiment as error:
-                remarks.append(f"Clusters that are {name}, are left out: {error}")
-    return Advice(choices, others, take, pilots, remarks, weigh.L)
+                remarks.append(f"The clustering {name} is left out: {error}")
+    return Advice(candidates, alternatives, recommended, pilots, remarks, evaluate.L)
 
 
-def weighing(experiment: Experiment, display: Display, workers: int) -> "Scale":
-    """Survey the fleet as one cluster, with the model at W_0."""
-    everybody = {"method": "fedcluster", "clusters.method": "random", "clusters.count": 1}
-    setup = prepare(experiment.override(**everybody), display)
+def survey_fleet(experiment: Experiment, display: Display, workers: int) -> "ClusteringEvaluator":
+    """Survey the fleet with the model at W_0. One cluster is enough: a survey does not depend on the clustering."""
+    one_cluster = {"method": "fedcluster", "clusters.method": "random", "clusters.count": 1}
+    setup = prepare(experiment.override(**one_cluster), display)
     flat_models, w = [FlatModel(setup.flat_model.module) for _ in range(workers)], setup.start.model
     assert setup.dataset is not None, "only a federation may be without"
     assert setup.partition is not None, "only a federation may be without"
     devices = device_sample(setup.fleet, experiment.seed)
     parts = setup.dataset, setup.partition, devices, experiment.local, experiment.seed, display
-    return Scale(setup, survey(flat_models, w, setup.fleet, *parts), smoothness(flat_models, w, *parts))
+    surveyed = survey(flat_models, w, setup.fleet, *parts)
+    return ClusteringEvaluator(setup, surveyed, smoothness(flat_models, w, *parts))
 
 
-class Scale:
-    """Weighs a clustering: what C becomes with it. Every clustering has the same budget, the number of devices that
-    take part in a round of one cluster; one that would need another is refused."""
+class ClusteringEvaluator:
+    """Computes C for a clustering. All clusterings have the same budget, the number of devices that take part in a
+    round with one cluster; a clustering that needs another number is refused."""
 
-    def __init__(self, setup: Setup, found: Survey, L: Range) -> None:
-        self.setup, self.found, self.L = setup, found, L
-        self.gap = mean_loss(found, setup.fleet)  # inf f = 0: cross-entropy is never below
+    def __init__(self, setup: Setup, survey: Survey, L: Range) -> None:
+        self.setup, self.survey, self.L = setup, survey, L
+        self.gap = mean_loss(survey, setup.fleet)  # f(W_0) - inf f, with inf f = 0: cross-entropy is never below
 
-    def __call__(self, name: str, options: Options) -> Choice:
-        fleet, found, seed = self.setup.fleet, self.found, self.setup.experiment.seed
+    def __call__(self, name: str, options: ClusterOptions) -> Candidate:
+        fleet, survey, seed = self.setup.fleet, self.survey, self.setup.experiment.seed
         by_gradients = options.method in ("balanced", "similar") and options.features == "gradients"
-        if by_gradients and len(found.devices) < len(fleet):
+        if by_gradients and len(survey.devices) < len(fleet):
             raise BadExperiment(
-                f'clusters.features = "gradients" needs those of all {len(fleet):,} devices, and of so many only '
-                f"{len(found.devices):,} are surveyed: use labels"
+                f'clusters.features = "gradients" needs the gradients of all {len(fleet):,} devices, and in a fleet '
+                f"of this size only {len(survey.devices):,} are surveyed: use labels"
             )
-        clusters = clusterings.build(options, fleet, seed, found.sketches if by_gradients else None)
+        clusters = clusterings.build(options, fleet, seed, survey.sketches if by_gradients else None)
         heterogeneity.check_whole(clusters)
         sizes = np.bincount(clusters.assignment, minlength=clusters.count)
-        cohorts = cohort_sizes(options.participation, sizes)
-        asked, budget = int(cohorts.sum()), taking_part(options.participation, len(fleet))
-        if asked != budget:
+        updates = int(cohort_sizes(options.participation, sizes).sum())
+        budget = taking_part(options.participation, len(fleet))
+        if updates != budget:
             raise BadExperiment(
-                f"its cohorts ask {asked:,} devices a round, and one cluster {budget:,}: at unequal budgets they "
-                "cannot be compared"
+                f"its cohorts have {updates:,} devices a round and those of one cluster {budget:,}; only equal budgets "
+                "can be compared"
             )
-        seen = measures(found, fleet, clusters, cohorts, seed)
-        constants = Constants(self.gap, self.L.high, seen.H_cluster, seen.V, largest_square(found).high)
-        with_cohorts = replace(constants, H=seen.H_cluster + seen.sampling)
-        return Choice(
+        cohorts = heterogeneity.mean_cohort_sizes(options, clusters)
+        measured = measures(survey, fleet, clusters, cohorts, seed)
+        constants = Constants(self.gap, self.L.high, measured.H_cluster, measured.V, largest_square(survey).high)
+        with_cohorts = replace(constants, H=measured.H_cluster + measured.sampling)
+        return Candidate(
             name=name,
             M=clusters.count,
             cohort=float(cohorts.mean()),
-            H_cluster=seen.H_cluster,
-            error=seen.error,
-            sampling=seen.sampling,
-            V=seen.V,
+            H_cluster=measured.H_cluster,
+            error=measured.error,
+            sampling=measured.sampling,
+            V=measured.V,
             G2=constants.G2,
             C=constants.C,
             C_cohort=with_cohorts.C,
@@ -183,29 +193,29 @@ class Scale:
         )
 
 
-def candidates(devices: int, participation: float) -> list[int]:
-    """Values of M from 1 to what participation allows: a cohort has at least one device, so that with more clusters
-    than participation * n more devices than that would take part in a round. Divisors of n, where there are enough."""
-    most = max(1, math.floor(participation * devices + 1e-9))
-    even = [M for M in range(1, most + 1) if devices % M == 0]
-    series = [m * 10**e for e in range(len(str(most))) for m in (1, 2, 5) if m * 10**e <= most]
-    values = even if len(even) >= len(series) else series
-    while len(values) > MOST:  # thin out the crowded end, keep both ends
-        gaps = [math.log(b / a) for a, b in zip(values[:-2], values[2:], strict=True)]
-        values.pop(1 + gaps.index(min(gaps)))
-    return values
+def cluster_counts(devices: int, participation: float) -> list[int]:
+    """The values of M to compare, from 1 to participation * n: with more clusters, at least one device in every cohort
+    would be more devices a round. Divisors of n where it has enough of them, else 1, 2, 5, 10, ..."""
+    largest = max(1, math.floor(participation * devices + 1e-9))
+    divisors = [M for M in range(1, largest + 1) if devices % M == 0]
+    series = [m * 10**e for e in range(len(str(largest))) for m in (1, 2, 5) if m * 10**e <= largest]
+    counts = divisors if len(divisors) >= len(series) else series
+    while len(counts) > MAX_COUNTS:  # drop where they are densest, and keep both ends
+        gaps = [math.log(b / a) for a, b in zip(counts[:-2], counts[2:], strict=True)]
+        counts.pop(1 + gaps.index(min(gaps)))
+    return counts
 
 
 def run_pilots(experiment: Experiment, counts: list[int], out: Path, workers: int, progress: Progress) -> list[Pilot]:
-    """Short real runs at each M, at its best rate, looked for around one that falls as 1 / sqrt(M): the theorem's,
-    scaled to fit local.lr."""
+    """Short training runs with each M at its best learning rate. The search begins at local.lr scaled by the theorem's
+    1 / sqrt(M)."""
     rounds = min(PILOT_ROUNDS, experiment.rounds)
-    usual = experiment.clusters.count or 1
+    given = experiment.clusters.count or 1
 
     def job(M: int, lr: float, seed: int) -> Job:
         keys = {"seed": seed, "rounds": rounds, "clusters.count": M, "local.lr": lr, "method": "fedcluster"}
         return Job(f"pilot-M{M}-lr{lr:g}-seed{seed}", experiment.override(**keys))
 
-    around = {M: float(f"{experiment.local.lr * math.sqrt(usual / M):.3g}") for M in counts}
-    best = best_rates(around, job, out, workers, progress, "pilots")
-    return [Pilot(M, found.lr, rounds, found.loss) for M, found in best.items()]
+    first_rates = {M: float(f"{experiment.local.lr * math.sqrt(given / M):.3g}") for M in counts}
+    best = best_rates(first_rates, job, out, workers, progress, "pilots")
+    return [Pilot(M, tuned.lr, rounds, tuned.loss) for M, tuned in best.items()]

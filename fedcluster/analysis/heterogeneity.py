@@ -1,4 +1,4 @@
-"""How much devices differ, and how much of it is left between clusters.
+"""The heterogeneity of devices, and its parts within and between clusters.
 
 With g_k = grad f_k(w), g_S = sum of (p_k / q_K) g_k over a cluster and g = grad f(w) = sum of p_k g_k:
 
@@ -6,8 +6,8 @@ With g_k = grad f_k(w), g_S = sum of (p_k / q_K) g_k over a cluster and g = grad
     H_within  = sum_k p_k ||g_k - g_{S_K(k)}||^2
     H_cluster = sum_K q_K ||g_{S_K} - g||^2,        H_within + H_cluster = H_device
 
-The last line is why clusters differ less than devices. The same sums over label shares in place of gradients say how
-much the label mixes of clusters differ.
+So clusters differ less than devices. With label shares in place of gradients, the same sums measure how much label
+distributions differ.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,13 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcluster.errors import BadExperiment
+from fedcluster.experiment import Clusters as ClusterOptions
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Floats
+from fedcluster.fleet.schedule import cohort_sizes
 from fedcluster.rng import stream
 
-COHORTS = 2000  # cohorts of a cluster that are looked at
+MAX_COHORTS = 2000  # of a cluster: all of them are enumerated, or so many are drawn
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,16 @@ class Split:
 
 
 def check_whole(clusters: Clusters) -> None:
-    """The theorem is about fleets of which every device is in a cluster."""
+    """Refuse a clustering that leaves devices out: in the theorem every device is in a cluster."""
     if left := clusters.left_out():
         raise BadExperiment(
-            f"{left:,} of {len(clusters.assignment):,} devices are in no cluster, and the theorem is about fleets "
-            "whose devices all take part: leave them out of the fleet file"
+            f"{left:,} of {len(clusters.assignment):,} devices are in no cluster, and in the theorem every device is "
+            "in one: leave them out of the fleet file"
         )
 
 
 def split(vectors: Floats, weights: Floats, clusters: Clusters) -> Split:
-    """The heterogeneity of one vector for every device, of weight p_k each."""
+    """Split the heterogeneity of vectors [devices, size] with weights p_k."""
     centred = np.asarray(vectors, np.float64) - weights @ np.asarray(vectors, np.float64)
     means = cluster_means(centred, weights, clusters)
     shares = np.bincount(clusters.assignment, weights=weights, minlength=clusters.count)
@@ -71,17 +73,38 @@ def variance_term(variances: Floats, weights: Floats, clusters: Clusters) -> flo
     return float((weights**2 * variances / shares[clusters.assignment]).sum())
 
 
+def mean_cohort_sizes(options: ClusterOptions, clusters: Clusters) -> Floats:
+    """The number of devices of each cluster that take part in a round, on average over rounds.
+
+    Where clusters tie for one more device, the first in the order of turns gets it. If the order is reshuffled every
+    round, each of them gets it equally often: the mean cohort is then between two whole numbers.
+    """
+    sizes = np.bincount(clusters.assignment, minlength=clusters.count)
+    cohorts = cohort_sizes(options.participation, sizes).astype(np.float64)
+    if options.order != "reshuffle":
+        return cohorts
+    least = np.maximum(1, np.floor(options.participation * sizes))
+    _, tied = np.unique(options.participation * sizes - least, return_inverse=True)
+    extra = np.bincount(tied, weights=cohorts - least) / np.bincount(tied)
+    return np.asarray(least + extra[tied])
+
+
 def sampling_term(vectors: Floats, weights: Floats, clusters: Clusters, cohorts: Floats, seed: int) -> float:
-    """What it adds to H_cluster that only c_K of a cluster's n_K devices take part in a cycle:
+    """What is added to H_cluster when only c_K of a cluster's n_K devices take part in a cycle:
 
     sum_K q_K E ||g_cohort - g_{S_K}||^2,    g_cohort = sum of p_k g_k / sum of p_k, over the cohort
 
-    The theorem has no such term: it lets all devices of a cluster take part.
+    A mean cohort between two whole numbers stands for cohorts of these two sizes. The theorem has no such term: all
+    devices of a cluster take part.
     """
     total = 0.0
     for K, mine in enumerate(clusters.members):
         rng = stream(seed, "cohort_variance", cycle=K)
-        total += float(weights[mine].sum()) * cohort_variance(vectors[mine], weights[mine], int(cohorts[K]), rng)
+        least, share = int(cohorts[K]), float(cohorts[K] % 1)
+        variance = (1 - share) * cohort_variance(vectors[mine], weights[mine], least, rng)
+        if share:
+            variance += share * cohort_variance(vectors[mine], weights[mine], least + 1, rng)
+        total += float(weights[mine].sum()) * variance
     return total
 
 
@@ -93,8 +116,8 @@ def cohort_variance(vectors: Floats, weights: Floats, c: int, rng: Generator) ->
 
         D = (1 - c/n) / c * sum_k ||u_k||^2 / (n - 1) / mean(p)^2
 
-    P varies, so E ||U / P||^2 is the mean over all cohorts if there are at most COHORTS, else over so many drawn at
-    random, with ||U / (c mean(p))||^2, whose expectation D is known, as the control variate.
+    P varies, so E ||U / P||^2 is the mean over all cohorts if there are at most MAX_COHORTS, else over so many drawn
+    at random, with ||U / (c mean(p))||^2, whose expectation D is known, as control variate.
     """
     n = len(weights)
     if c >= n:
@@ -104,10 +127,10 @@ def cohort_variance(vectors: Floats, weights: Floats, c: int, rng: Generator) ->
     delta = (1 - c / n) / c * float(squares(u).sum()) / (n - 1)
     if np.ptp(p) < 1e-12 or delta == 0.0:
         return delta
-    if comb(n, c) <= COHORTS:
+    if comb(n, c) <= MAX_COHORTS:
         drawn = np.array(list(combinations(range(n), c)))
     else:
-        drawn = rng.random((COHORTS, n)).argpartition(c, axis=1)[:, :c]
+        drawn = rng.random((MAX_COHORTS, n)).argpartition(c, axis=1)[:, :c]
     inside = np.zeros((len(drawn), n), u.dtype)
     np.put_along_axis(inside, drawn, 1, axis=1)
     linear, weight = squares(inside @ u / c).astype(np.float64), inside @ p / c
@@ -126,12 +149,12 @@ class Estimate:
 
 
 def estimated(sketches: Floats, copies: int, weights: Floats, clusters: Clusters) -> tuple[Split, dict[str, Estimate]]:
-    """H_device, H_within and H_cluster from the sketches of all devices, with errors by how the copies differ."""
-    parts = np.split(sketches, copies, axis=1)
-    found = [split(part * copies**0.5, weights, clusters) for part in parts]
-    errors = {}
+    """H_device, H_within and H_cluster from the sketches of all devices, and each with its standard error, from the
+    spread of the copies."""
+    by_copy = [split(part * copies**0.5, weights, clusters) for part in np.split(sketches, copies, axis=1)]
+    estimates = {}
     for name in ("device", "within", "cluster"):
-        values = np.array([getattr(one, name) for one in found])
+        values = np.array([getattr(one, name) for one in by_copy])
         error = values.std(ddof=1) / copies**0.5 if copies > 1 else 0.0
-        errors[name] = Estimate(float(values.mean()), float(error))
-    return Split(errors["device"].value, errors["within"].value, errors["cluster"].value), errors
+        estimates[name] = Estimate(float(values.mean()), float(error))
+    return Split(**{name: estimate.value for name, estimate in estimates.items()}), estimates

@@ -313,9 +313,9 @@ def advise(
         files = advise_report.write(found, described.clusters.participation, folder)
         for sentence in [*found.remarks, *advise_report.verdict(found, described.clusters.participation)]:
             typer.echo(sentence)
-        report.show(report.ruled(*advise_report.table(found.choices, str(described.clusters.method))))
-        if found.others:
-            report.show(report.ruled(*advise_report.table(found.others, f"at M = {found.take}")))
+        report.show(report.ruled(*advise_report.table(found.candidates, str(described.clusters.method))))
+        if found.alternatives:
+            report.show(report.ruled(*advise_report.table(found.alternatives, f"at M = {found.recommended}")))
         typer.echo("written: " + ", ".join(str(file) for file in files))
 
 

@@ -29,8 +29,10 @@ def test_analyze_says_what_fails_first_and_adds_up(here: Here, write_experiment:
     assert here("run", write_experiment(), "--out", "run")[0] == 0
     code, text, _ = here("analyze", write_experiment(), "--at", "run", "--out", "out")
     assert code == 0
-    assert text.startswith("The theorem's conditions do not hold on this problem, so its bound promises nothing here.")
-    assert "missed by a factor of" in text
+    assert text.startswith(
+        "The theorem's conditions do not hold on this problem, so its bound guarantees nothing here."
+    )
+    assert "too large by a factor of" in text
     assert max(len(line) for line in text.splitlines() if line.startswith("  ")) <= 80
     for word in ("H_device", "H_cluster", "run, round 3", "largest seen", "M = 3", "M = 1", "rounds to epsilon"):
         assert word in text
@@ -43,7 +45,7 @@ def test_analyze_says_what_fails_first_and_adds_up(here: Here, write_experiment:
         assert point["H_within"] + point["H_cluster"] == pytest.approx(point["H_device"])
         assert 0 < point["H_cluster"] < point["H_device"]
         assert point["sketched"] == pytest.approx(point["H_cluster"], rel=1e-4)  # 650 numbers are their own sketch
-        assert point["G2"] > point["s2_most"] > 0
+        assert point["G2"] > point["s2_max"] > 0
         assert point["V"] > point["V_one"] > 0
     most = report["largest_seen"]
     assert most["L"] == max(point["L"] for point in report["points"])
@@ -86,7 +88,7 @@ def test_bad_words_end_in_one_sentence(here: Here, write_experiment: Write, tmp_
         assert (ended, said in " ".join(err.replace("│", " ").split())) == (code, True), err
     path = write_experiment(clusters={"method": "file", "path": "clusters.csv"})
     ended, _, err = here("advise", path)
-    assert (ended, "has chosen M already" in err) == (2, True)
+    assert (ended, "fixes M" in err) == (2, True)
 
 
 def test_what_the_experiment_does_otherwise_is_said(write_experiment: Write) -> None:
@@ -95,10 +97,21 @@ def test_what_the_experiment_does_otherwise_is_said(write_experiment: Write) -> 
         clusters={"count": 3, "order": "cyclic", "participation": 0.5},
     )
     said = " ".join(analyze.analyze(load(path)).remarks)
-    for word in ("this experiment uses fedmax with adam", "keeps their order", "Here 6 of 12 do in a round"):
+    for word in ("this experiment uses fedmax with adam", "keeps their order", "Here 6 of 12 take part in a round"):
         assert word in said
     plain = load(write_experiment(clusters={"count": 3, "participation": 1.0}))
     assert analyze.analyze(plain).remarks == []
+
+
+@pytest.mark.parametrize("clusters", [{"method": "redrawn"}, {"method": "availability", "soft": True}])
+def test_clusters_that_change_are_said_to_be_measured_in_the_first_round(
+    clusters: dict[str, Any], write_experiment: Write
+) -> None:
+    world = {"devices": 12, "samples": 20} | ({"world": "diurnal"} if "soft" in clusters else {})
+    path = write_experiment(fleet=world, clusters={"count": 3, "participation": 1.0} | clusters)
+    assert "those of the first round are measured" in " ".join(analyze.analyze(load(path)).remarks)
+    fixed = write_experiment(clusters={"count": 3, "participation": 1.0})
+    assert "first round" not in " ".join(analyze.analyze(load(fixed)).remarks)
 
 
 def test_unequal_clusters_are_said_to_minimise_another_mean(
@@ -125,8 +138,8 @@ def test_full_batches_have_no_variance_and_the_conditions_can_hold(write_experim
         rounds=10**6, fleet={"partition": "iid", "devices": 4, "samples": 1438}, local={"steps": 1, "batch": "full"}
     )
     found = analyze.analyze(load(path, ["clusters.count=1"]))
-    assert found.most.V == found.most.s2_mean == 0
-    assert found.most.H_device < 1e-6 * found.most.gradient  # everybody holds the whole data set
+    assert found.largest.V == found.largest.s2_mean == 0
+    assert found.largest.H_device < 1e-6 * found.largest.gradient  # everybody holds the whole data set
     assert found.one.conditions[1].holds
 
 
@@ -134,15 +147,16 @@ def test_advise_draws_the_curve_and_pilots_check_it(here: Here, write_experiment
     code, text, err = here("advise", write_experiment(), "--out", "out", "--pilot")
     assert code == 0, err
     report = json.loads((tmp_path / "out" / "advice.json").read_text())
-    assert [choice["M"] for choice in report["choices"]] == [1, 2, 3, 4, 6]  # six of twelve take part: no more
-    assert report["choices"][0]["H_cluster"] == pytest.approx(0, abs=1e-12)
-    heights = {choice["M"]: choice["C_cohort"] / choice["M"] ** 0.5 for choice in report["choices"]}
-    best = sorted(heights, key=heights.__getitem__)[:3]
+    candidates = report["candidates"]
+    assert [candidate["M"] for candidate in candidates] == [1, 2, 3, 4, 6]  # six of twelve take part: no more
+    assert candidates[0]["H_cluster"] == pytest.approx(0, abs=1e-12)
+    scores = {candidate["M"]: candidate["C_cohort"] / candidate["M"] ** 0.5 for candidate in candidates}
+    best = sorted(scores, key=scores.__getitem__)[:3]
     assert [pilot["M"] for pilot in report["pilots"]] == best
-    assert report["take"] == min(report["pilots"], key=lambda pilot: pilot["loss"])["M"]
-    assert f"Take M = {report['take']}." in text
-    assert ("agree:" in text) == (report["take"] == best[0])
-    H = {choice["name"]: choice["H_cluster"] for choice in report["others"]}
+    assert report["recommended"] == min(report["pilots"], key=lambda pilot: pilot["loss"])["M"]
+    assert f"Recommended: M = {report['recommended']}." in text
+    assert ("agree:" in text) == (report["recommended"] == best[0])
+    H = {candidate["name"]: candidate["H_cluster"] for candidate in report["alternatives"]}
     assert H["balanced, by gradients"] <= H["random"] <= H["similar, by labels"]
     assert (tmp_path / "out" / "advice.png").exists()
 
@@ -150,11 +164,13 @@ def test_advise_draws_the_curve_and_pilots_check_it(here: Here, write_experiment
 def test_every_M_has_the_same_budget_and_others_are_left_out(write_experiment: Write) -> None:
     path = write_experiment(fleet={"devices": 24, "samples": 20}, clusters={"count": 3, "participation": 0.5})
     advice = advise.advise(load(path))
-    assert [choice.M for choice in advice.choices] == [1, 2, 3, 4, 6, 8, 12]
-    assert {round(choice.M * choice.cohort) for choice in advice.choices} == {12}
+    assert [candidate.M for candidate in advice.candidates] == [1, 2, 3, 4, 6, 8, 12]
+    assert {round(candidate.M * candidate.cohort) for candidate in advice.candidates} == {12}
     lopsided = advise.advise(load(path).override(**{"clusters.method": one_large_cluster}))
-    assert [choice.M for choice in lopsided.choices] == [1, 2]
-    assert "M = 12 is left out: its cohorts ask 17 devices a round, and one cluster 12" in " ".join(lopsided.remarks)
+    assert [candidate.M for candidate in lopsided.candidates] == [1, 2]
+    assert "M = 12 is left out: its cohorts have 17 devices a round and those of one cluster 12" in " ".join(
+        lopsided.remarks
+    )
 
 
 def test_the_tables_of_advice_fit_into_80_columns() -> None:
@@ -166,10 +182,10 @@ def test_the_tables_of_advice_fit_into_80_columns() -> None:
         "V": 0.000654321,
         "G2": 1.0,
     }
-    at = [advise.Choice(f"M = {M}", M, **values, C=0.123456, C_cohort=0.234567, C_low=0.1) for M in (10, 1000)]
+    at = [advise.Candidate(f"M = {M}", M, **values, C=0.123456, C_cohort=0.234567, C_low=0.1) for M in (10, 1000)]
     other = [replace(at[0], name="balanced, by gradients"), replace(at[0], name="random")]
-    for choices, first in ((at, "availability"), (at, "my.package.clusters:function"), (other, "at M = 1000")):
-        table = ruled(*advise_report.table(choices, first))
+    for candidates, first in ((at, "availability"), (at, "my.package.clusters:function"), (other, "at M = 1000")):
+        table = ruled(*advise_report.table(candidates, first))
         assert Console(width=200).measure(table).maximum <= 80
 
 
@@ -180,9 +196,9 @@ def one_large_cluster(fleet: Any, rng: Any, options: Any) -> Any:
 def test_one_cluster_is_not_compared_with_itself(here: Here, write_experiment: Write, tmp_path: Path) -> None:
     path = write_experiment(clusters={"count": 1, "participation": 0.05})
     code, text, _ = here("advise", path, "--out", "out")
-    assert (code, "Take M = 1." in text) == (0, True)
-    assert "With one cluster of all devices there is nothing to cluster, and H_cluster is 0." in text
-    assert json.loads((tmp_path / "out" / "advice.json").read_text())["others"] == []
+    assert (code, "Recommended: M = 1." in text) == (0, True)
+    assert "With one cluster there is nothing to choose between clusterings, and H_cluster is 0." in text
+    assert json.loads((tmp_path / "out" / "advice.json").read_text())["alternatives"] == []
     assert max(len(line) for line in text.splitlines() if line.startswith("  ")) <= 80
 
 
@@ -190,50 +206,52 @@ def test_the_advised_M_does_not_change_with_the_seed_of_the_estimate(write_exper
     path = write_experiment(fleet={"devices": 24, "samples": 30}, clusters={"count": 3, "participation": 0.5})
     experiment = load(path)
     with repeatable():
-        weigh = advise.weighing(experiment, Display(), 1)
-        flat_model, partition = FlatModel(weigh.setup.flat_model.module), weigh.setup.partition
-        assert weigh.setup.dataset is not None
-        assert partition is not None
-        taken, ranges = set(), []
+        evaluate = advise.survey_fleet(experiment, Display(), 1)
+        setup, local = evaluate.setup, experiment.local
+        assert setup.dataset is not None
+        assert setup.partition is not None
+        flat_models, w = [FlatModel(setup.flat_model.module)], setup.start.model
+        recommended, ranges = set(), []
         for seed in range(4):
-            w, local = weigh.setup.start.model, experiment.local
-            weigh.L = smoothness([flat_model], w, weigh.setup.dataset, partition, np.arange(24), local, seed, Display())
-            ranges.append(weigh.L)
-            values = advise.candidates(24, 0.5)
-            choices = [weigh(str(M), experiment.clusters.model_copy(update={"count": M})) for M in values]
-            taken.add(min(choices, key=lambda choice: choice.cohort_height).M)
-    assert len(taken) == 1
-    assert max(found.low for found in ranges) <= 1.01 * min(found.low for found in ranges)
-    assert max(found.low for found in ranges) <= min(found.high for found in ranges)
+            devices = np.arange(24)
+            evaluate.L = smoothness(flat_models, w, setup.dataset, setup.partition, devices, local, seed, Display())
+            ranges.append(evaluate.L)
+            counts = advise.cluster_counts(24, 0.5)
+            candidates = [evaluate(str(M), experiment.clusters.model_copy(update={"count": M})) for M in counts]
+            recommended.add(min(candidates, key=lambda candidate: candidate.cohort_score).M)
+    assert len(recommended) == 1
+    assert max(L.low for L in ranges) <= 1.01 * min(L.low for L in ranges)
+    assert max(L.low for L in ranges) <= min(L.high for L in ranges)
 
 
 def test_large_fleets_are_sampled_and_say_so(
     here: Here, write_experiment: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedcluster.analysis.measures.MANY", 40)
+    monkeypatch.setattr("fedcluster.analysis.measures.MAX_SURVEYED", 40)
     path = write_experiment(fleet={"devices": 60, "samples": 10}, clusters={"count": 3, "participation": 0.5})
     code, text, err = here("analyze", path, "--out", "out")
     assert code == 0, err
     assert "40 of 60 devices were surveyed" in text
-    assert "no more than 7.22% of all devices have a larger one" in text  # 1 - 0.05^(1/40)
+    assert "at most 7.22% of all devices have a larger one" in text  # 1 - 0.05^(1/40)
     point = json.loads((tmp_path / "out" / "analysis.json").read_text())["points"][0]
-    monkeypatch.setattr("fedcluster.analysis.measures.MANY", 100)
+    monkeypatch.setattr("fedcluster.analysis.measures.MAX_SURVEYED", 100)
     whole = analyze.analyze(load(path)).points[0]
     assert point["H_device"] == pytest.approx(whole.H_device, rel=0.2)
     assert abs(point["H_cluster"] - whole.H_cluster) <= 4 * point["error"]
     assert abs(point["V"] - whole.V) <= 4 * point["V_error"]
-    monkeypatch.setattr("fedcluster.analysis.measures.MANY", 40)
+    monkeypatch.setattr("fedcluster.analysis.measures.MAX_SURVEYED", 40)
     advice = advise.advise(load(path))
     assert "40 of 60 devices were surveyed" in advice.remarks[0]
-    assert [choice.name for choice in advice.others] == ["random", "balanced, by labels", "similar, by labels"]
-    assert "needs those of all 60 devices" in advice.remarks[-1]
+    alternatives = [candidate.name for candidate in advice.alternatives]
+    assert alternatives == ["random", "balanced, by labels", "similar, by labels"]
+    assert "needs the gradients of all 60 devices" in advice.remarks[-1]
 
 
 def test_advise_without_pilots_says_so_and_leaves_out_what_is_impossible(write_experiment: Write) -> None:
     path = write_experiment(clusters={"method": "major_class", "rho_cluster": 1.0, "participation": 1.0})
     experiment = load(path, ["fleet.devices=20"])
     advice = advise.advise(experiment)
-    assert [choice.M for choice in advice.choices] == [10, 20]  # two devices of each of ten classes
+    assert [candidate.M for candidate in advice.candidates] == [10, 20]  # two devices of each of ten classes
     assert "M = 1 is left out" in advice.remarks[0]
     assert "--pilot checks it" in " ".join(advise_report.verdict(advice, 1.0))
 
@@ -248,13 +266,13 @@ def test_advise_without_pilots_says_so_and_leaves_out_what_is_impossible(write_e
     ],
 )
 def test_values_of_M(devices: int, participation: float, expected: list[int]) -> None:
-    assert advise.candidates(devices, participation) == expected
+    assert advise.cluster_counts(devices, participation) == expected
 
 
 def test_many_divisors_are_thinned_out_between_both_ends() -> None:
-    values = advise.candidates(5040, 1.0)
-    assert len(values) == advise.MOST
-    assert (values[0], values[-1]) == (1, 5040)
+    counts = advise.cluster_counts(5040, 1.0)
+    assert len(counts) == advise.MAX_COUNTS
+    assert (counts[0], counts[-1]) == (1, 5040)
 
 
 def test_clusters_from_gradients_are_repeatable_and_better(here: Here, write_experiment: Write, tmp_path: Path) -> None:
@@ -264,7 +282,7 @@ def test_clusters_from_gradients_are_repeatable_and_better(here: Here, write_exp
     for method, features in (("random", "labels"), ("balanced", "gradients"), ("similar", "gradients")):
         chosen = {"method": method, "features": features, "count": 4}
         path = write_experiment(f"{method}.toml", **keys, clusters=chosen)
-        H[method] = analyze.analyze(load(path)).most.H_cluster
+        H[method] = analyze.analyze(load(path)).largest.H_cluster
         assert here("run", path, "--out", method)[0] == 0
         assert here("partition", path, "--out", f"{method}-partition")[0] == 0
         once, again = (prepare(load(path), Display()).clusters.assignment for _ in range(2))

@@ -19,10 +19,12 @@ from fedcluster.analysis.measures import device_sample, largest_square
 from fedcluster.analysis.smoothness import hessian_product, smoothness
 from fedcluster.data.dataset import Dataset
 from fedcluster.data.partition import Labels, Partition
+from fedcluster.experiment import Clusters as ClusterOptions
 from fedcluster.experiment import Fleet, Local
 from fedcluster.fleet import fleet as fleets
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Floats
+from fedcluster.fleet.schedule import Schedule
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.layers import normalise
 from fedcluster.models.local_sgd import Batches
@@ -127,6 +129,28 @@ def test_what_cohorts_add_is_the_mean_over_all_cohorts() -> None:
     cut = heterogeneity.split(vectors, weights, clusters)  # devices of one weight have a closed form
     assert found == pytest.approx((5 - 2) / (2 * (5 - 1)) * cut.within)
     assert heterogeneity.sampling_term(vectors, weights, clusters, np.array([5, 5]), 0) == 0
+
+
+@pytest.mark.parametrize("order", ["reshuffle", "cyclic"])
+@pytest.mark.parametrize("sizes", [[4, 4, 4, 2], [3, 5, 3, 5], [3, 3, 3, 3, 1], [2, 2, 9], [1, 1, 4]])
+def test_clusters_that_tie_for_a_device_get_it_equally_often(order: Any, sizes: list[int]) -> None:
+    """The mean cohorts over 600 rounds of the schedule: a cluster of three is asked for one or two at 0.5."""
+    options, fleet = ClusterOptions(count=len(sizes), participation=0.5, order=order), fleets.Fleet(np.ones(sum(sizes)))
+    clusters = Clusters(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
+    schedule, counted = Schedule(options, fleet, clusters, 0), np.zeros(len(sizes))
+    for j in range(600):
+        for cycle in schedule.round(j):
+            counted[cycle.cluster] += len(cycle.cohort) / 600
+    np.testing.assert_allclose(heterogeneity.mean_cohort_sizes(options, clusters), counted, atol=0.08)
+
+
+def test_a_mean_cohort_between_two_sizes_stands_for_cohorts_of_both() -> None:
+    rng = np.random.default_rng(2)
+    vectors, weights = rng.normal(size=(8, 3)), np.full(8, 1 / 8)
+    clusters = Clusters(np.repeat([0, 1], 4), 2)
+    one, two = (over_all_cohorts(vectors, weights, clusters, c) for c in (1, 2))
+    found = heterogeneity.sampling_term(vectors, weights, clusters, np.array([1.25, 1.25]), 0)
+    assert found == pytest.approx(0.75 * one + 0.25 * two)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +268,7 @@ def test_a_sample_of_rows_knows_its_error(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_sample_of_devices_knows_its_error(equal: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """400 of 4000 devices against all of them, over ten draws of the sample. Without the correction, H_cluster of 200
     clusters would be six times too large."""
-    monkeypatch.setattr(measuring, "MANY", 400)
+    monkeypatch.setattr(measuring, "MAX_SURVEYED", 400)
     rng = np.random.default_rng(count)
     sizes = np.full(4000, 10) if equal else rng.integers(5, 100, 4000)
     fleet = fleets.Fleet(sizes, labels=Labels(rng.integers(0, 10, 4000), np.arange))
