@@ -35,6 +35,7 @@ CLUSTERINGS = (
     "availability",
     "file",
 )
+TRACE_FORMATS = ("intervals", "state_changes", "flash", "fedscale")
 MODELS = ("alexnet", "cnn", "mlp", "logistic")
 LOCAL_OPTIMIZERS = ("sgd", "momentum", "adam")
 
@@ -161,6 +162,7 @@ class Fleet(Part):
     partition: Any = "major_class"
     path: FilePath | None = None
     availability: FilePath | None = None
+    trace_format: Annotated[str | Callable[..., Any], one_of(*TRACE_FORMATS)] | None = None
     world: Literal["diurnal"] | None = None
     date: str = "2026-01-01"
 
@@ -191,6 +193,8 @@ class Fleet(Part):
 
     @model_validator(mode="after")
     def generated_or_described(self) -> "Fleet":
+        if self.trace_format is not None and self.availability is None:
+            raise ValueError("has trace_format, but no availability: name the trace's file, or leave out trace_format")
         if self.world is not None and (self.path is not None or self.availability is not None):
             raise ValueError("has world, a generated population, and path or availability: give one or the other")
         return self

@@ -1,4 +1,4 @@
-"""Files that somebody else wrote: found by a name that may be anything, and read only up to a bearable size."""
+"""Files that the user names: the name may be anything, and only files of a bearable size are read."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ MOST_TEXT = 16 * 2**20  # of an experiment
 
 
 def located(text: str, key: str) -> Path:
-    """The path that a text stands for, `~` expanded; `key` asked for it."""
+    """The path that the text names, with `~` expanded. `key` is the option that holds the text."""
     if "\0" in text or not text:
         raise BadData(f"{key} = {text!r} is not a path")
     try:
@@ -21,26 +21,39 @@ def located(text: str, key: str) -> Path:
         raise BadData(f"{key} = {text!r} is not a path: there is no such home folder, or it is not UTF-8") from None
 
 
-def read_bytes(path: Path, key: str, most: int = MOST_BYTES) -> bytes:
-    """The content of a regular file that is no larger than `most` and than half of the memory."""
+def check_file(path: Path, key: str, most: int = MOST_BYTES) -> int:
+    """The size of a regular file that is no larger than `most` and than half of the memory."""
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a device may have no end, and opening a pipe may wait for ever
-            raise BadData(f"{key}: {path} is not a regular file")
-        check_size(path, status.st_size, most)
-        with path.open("rb") as file:
-            return file.read(status.st_size)
     except (OSError, ValueError) as error:
-        raise BadData(f"{key}: cannot read {path} ({getattr(error, 'strerror', None) or error})") from None
+        raise unreadable(path, key, error) from None
+    if not stat.S_ISREG(status.st_mode):  # a device may have no end, and opening a pipe may block forever
+        raise BadData(f"{key}: {path} is not a regular file")
+    check_size(path, status.st_size, most)
+    return status.st_size
+
+
+def read_bytes(path: Path, key: str, most: int = MOST_BYTES) -> bytes:
+    """The content of a file that passes `check_file`."""
+    size = check_file(path, key, most)
+    try:
+        with path.open("rb") as file:
+            return file.read(size)
+    except (OSError, ValueError) as error:
+        raise unreadable(path, key, error) from None
+
+
+def unreadable(path: Path, key: str, error: Exception) -> BadData:
+    return BadData(f"{key}: cannot read {path} ({getattr(error, 'strerror', None) or error})")
 
 
 def check_size(path: Path | str, size: int, most: float = float("inf")) -> None:
-    """Refuse what would not fit, before anything is allocated."""
-    limit = min(most, memory() / 2)
+    """Refuse what does not fit, before anything is allocated."""
+    limit = min(most, total_memory() / 2)
     if size > limit:
         raise BadData(f"{path} stands for {size / 2**30:,.1f} GiB: at most {limit / 2**30:,.1f} GiB can be read here")
 
 
-def memory() -> int:
-    """The machine's, in bytes."""
+def total_memory() -> int:
+    """The machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

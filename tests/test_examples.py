@@ -1,7 +1,12 @@
 """The examples run as they stand, and what the user writes in them stays short."""
 
 import ast
+import os
+import re
 import runpy
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +14,10 @@ import pytest
 from fedcluster import run
 from fedcluster.runs.progress import Display
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("own_*.py"))
+ROOT = Path(__file__).parents[1]
+COMMAND = ROOT / "examples" / "own_command.py"
+ALL = sorted(COMMAND.parent.glob("own_*.py"))
+EXAMPLES = [path for path in ALL if path != COMMAND]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -20,7 +28,44 @@ def test_example(path: Path) -> None:
     assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_command_of_ones_own(tmp_path: Path, write_experiment: Callable[..., Path]) -> None:
+    """As pip installs it: the entry point that the example's docstring declares, in a package's metadata."""
+    declared = re.search(r"\[project\.entry-points\.\"(.*)\"\]\n *(.*)", COMMAND.read_text())
+    assert declared
+    metadata = tmp_path / "own-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    broken = 'broken = "no_such_module:function"'
+    (metadata / "entry_points.txt").write_text(f"[{declared[1]}]\n{declared[2]}\n{broken}\n".replace('"', ""))
+    path = os.pathsep.join([str(tmp_path), str(COMMAND.parent), str(ROOT)])
+
+    def fedcluster(*words: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "fedcluster", *words]
+        return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+
+    done = fedcluster("shares", str(write_experiment()))
+    assert done.stdout.splitlines() == [f"cluster {number}: 80 samples on 4 devices" for number in range(3)], done
+    assert "Print how many samples each cluster holds." in fedcluster("--help").stdout
+    wrong = fedcluster("shares", "no-such-file.toml")
+    assert (wrong.returncode, "fedcluster: no-such-file.toml: there is no such experiment file\n" in wrong.stderr) == (
+        3,
+        True,
+    )
+    wrong = fedcluster("broken")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "the command broken (no_such_module:function) cannot be imported (ModuleNotFoundError" in wrong.stderr
+
+
+def test_every_seam_has_an_example() -> None:
+    """Each row of the table in CONTRIBUTING names a file, and each file is in the table."""
+    table = (ROOT / "CONTRIBUTING.md").read_text().split("| to add |")[1].split("\n\n")[0]
+    rows = table.splitlines()[2:]
+    named = [name for row in rows for name in re.findall(r"`examples/(own_\w+\.py)`", row)]
+    assert len(named) == len(rows)
+    assert sorted(named) == [path.name for path in ALL]
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_a_new_part_takes_under_thirty_lines(path: Path) -> None:
     tree = ast.parse(path.read_text())
     own = [

@@ -64,12 +64,15 @@ def plan(
     seed: int = 0,
     date: str = "2026-01-01",
     free_seconds: float = 600.0,
+    trace_format: str | None = None,
 ) -> Plan:
     """The clusters that `clusters.method` "availability" makes of a fleet with a trace, and "timezone" without."""
     if soft and availability is None:
         raise BadExperiment("--soft needs --availability: only then is it known in which slots a device is free")
     trace_path = None if availability is None else str(availability)
-    fleet_options: FleetOptions = options_of("fleet", path=str(path), availability=trace_path, date=date)
+    fleet_options: FleetOptions = options_of(
+        "fleet", path=str(path), availability=trace_path, trace_format=trace_format, date=date
+    )
     known = described(fleet_options, seed)
     trace, columns = known.availability, known.columns()
     devices = len(trace) if trace is not None else len(next(iter(columns.values())))

@@ -10,8 +10,10 @@ import fedcluster
 from fedcluster.allocator import keep_memory
 from fedcluster.cli import federation
 from fedcluster.cli.common import ExperimentFile, Out, Overrides, Resume, exit_on_error
+from fedcluster.cli.own_commands import Commands
 
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -219,6 +221,14 @@ def plan(
     ] = None,
     soft: Annotated[bool, typer.Option("--soft", help="A device may sit in two neighbouring slots.")] = False,
     free_seconds: Annotated[float, typer.Option(help="How long a device must be free in its slot.")] = 600.0,
+    trace_format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="intervals, state_changes, flash, fedscale or package.module:function. Default: the content tells.",
+            show_default=False,
+        ),
+    ] = None,
     date: Annotated[str, typer.Option(help="The day on which time zones are asked for their offset.")] = "2026-01-01",
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     out: Out = None,
@@ -229,7 +239,7 @@ def plan(
         from fedcluster.cli import tables as report
         from fedcluster.runs.directory import fresh
 
-        found = plans.plan(fleet, availability, count, soft, seed, date, free_seconds)
+        found = plans.plan(fleet, availability, count, soft, seed, date, free_seconds, trace_format)
         files = plans.write(found, out or fresh(f"plan-{fleet.stem}"))
         report.show(report.plan_table(found))
         left, devices = found.clusters.left_out(), len(found.fleet)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedcluster.data.dataset import Dataset
 from fedcluster.errors import BadData, BadExperiment
-from fedcluster.inputs import memory
+from fedcluster.inputs import total_memory
 from fedcluster.rng import stream
 
 Ints = NDArray[Any]  # of any width
@@ -184,5 +184,5 @@ def rows_by_class(dataset: Dataset, partition: str) -> list[Ints]:
 
 def check_memory(devices: int, classes: int) -> None:
     """Refuse a table of devices by classes that does not fit into memory."""
-    if 8 * devices * classes > memory() / 4:
+    if 8 * devices * classes > total_memory() / 4:
         raise BadExperiment(f"{devices:,} devices with {classes:,} classes do not fit into memory: use fewer")

@@ -117,7 +117,7 @@ def described(options: Options, seed: int, names: Any = None) -> DeviceTable:
             known = known.rows(matched(known, table, names))
         names = known.names if known.names is not None else np.arange(len(table)).astype(str)
     if options.availability is not None:
-        trace = traces.read(located(options.availability, "fleet.availability"), day)
+        trace = traces.read(located(options.availability, "fleet.availability"), day, options.trace_format)
         if names is None:
             known = DeviceTable(names=np.array(trace.names))
             names = trace.names

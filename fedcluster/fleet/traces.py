@@ -1,12 +1,13 @@
-"""Availability traces, in the forms in which people have them. The content tells which form it is:
+"""Availability traces: when each device is free. `FORMATS` lists the formats that can be read:
 
-    intervals   CSV or Parquet with columns device,start,end and perhaps timezone
-    changes     YAML  device: [[seconds, state], ...]
-    FLASH       JSON records with guid and messages, lines of YYYY-MM-DD HH:MM:SS<TAB>EVENT
-    FedScale    a pickle {client: {"active": [...], "inactive": [...], "finish_time": ...}} of plain containers
+    intervals       CSV or Parquet with columns device,start,end and optionally timezone
+    state_changes   YAML  device: [[seconds, state], ...]
+    flash           JSON records with guid and messages, lines of YYYY-MM-DD HH:MM:SS<TAB>EVENT
+    fedscale        a pickle {client: {"active": [...], "inactive": [...], "finish_time": ...}} of plain containers
 
-Seconds count from midnight UTC, moments are UTC where no zone is given. A trace repeats after the whole days on which
-its intervals begin (FedScale's after its finish_time), so that a night stays a night.
+A user's own format is a function path -> iterable of (device, start, end) in seconds. Seconds count from midnight UTC;
+moments are in UTC unless a zone is given. A trace repeats after the whole days on which its intervals begin (FedScale's
+after its finish_time), so that a night stays a night.
 """
 
 import json
@@ -19,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcluster.data.tables import PARQUET, Table
-from fedcluster.errors import BadData
+from fedcluster.errors import BadData, FedClusterError
+from fedcluster.experiment import import_object
 from fedcluster.fleet import pickles
 from fedcluster.fleet.availability import Availability, Ints, build
 from fedcluster.fleet.state_changes import by_device
 from fedcluster.fleet.timezones import DAY, HOUR, LONGEST, hours_ahead, to_utc, zone
-from fedcluster.inputs import read_bytes
+from fedcluster.inputs import check_file, read_bytes
 
 EVENTS = {  # FLASH: a device is ready when it is locked, on wifi and charging
     "screen_lock": ("locked", True),
@@ -35,13 +37,14 @@ EVENTS = {  # FLASH: a device is ready when it is locked, on wifi and charging
     "battery_charged_off": ("charging", False),
 }
 SILENT = {"screen_on", "screen_off", "battery_low", "battery_okay", "phone_on", "phone_off"}
-SPAN = (1970, 2100)  # the years of moments: another one is a slip of the pen
+SPAN = (1970, 2100)  # the years that a moment may be in: any other is a typing error
 MOST_SHARED = 5_000_000  # intervals of a pickle whose clients share lists
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Free intervals in milliseconds: `device` is a place in `names`; `where` finds an interval again in the file."""
+    """Free intervals in milliseconds. `device` is an index into `names`; `where(row)` says where in the file an
+    interval is."""
 
     path: Path
     names: list[str]
@@ -52,7 +55,7 @@ class Trace:
     where: Callable[[int], str]
 
     def of(self, names: Iterable[str]) -> Availability:
-        """The availability of the fleet's devices, in their order. One that the trace does not name is never free."""
+        """The availability of these devices, in this order. A device that the trace does not name is never free."""
         place = {name: k for k, name in enumerate(names)}
         known = np.array([place.get(name, -1) for name in self.names], np.int64)
         strangers = np.flatnonzero(known < 0)
@@ -66,22 +69,58 @@ class Trace:
         return build(known[self.device], self.start, self.end, period)
 
 
-def read(path: Path, day: str) -> Trace:
-    """Read a trace in whichever form it has. `day` is the date at which zones are asked for their offset."""
+def read(path: Path, day: str, format: str | Callable[..., Any] | None = None) -> Trace:
+    """Read a trace. Without a format, the content tells. `day` is the date for which zones give their UTC offset."""
+    if callable(format) or (format is not None and format not in FORMATS):
+        return from_function(path, import_object(format, "path") if isinstance(format, str) else format)
     content = read_bytes(path, "fleet.availability")
+    return FORMATS[format or detect(content)](path, content, day)
+
+
+def detect(content: bytes) -> str:
+    """The format of a trace, by its content."""
     head = content[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
     columns = {name.strip(b' "\r') for name in head.split(b"\n", 1)[0].split(b",")}
     if head.startswith(PARQUET) or {b"device", b"start", b"end"} <= columns:
-        return intervals(path, content, day)
+        return "intervals"
     if head.startswith(b"\x80"):
-        return fedscale(path, content)
+        return "fedscale"
     if head[:1] in (b"{", b"[") and b'"messages"' in content:
-        return flash(path, content)
-    return changes(path, content)
+        return "flash"
+    return "state_changes"
+
+
+def from_function(path: Path, reader: Callable[[Path], Iterable[tuple[Any, float, float]]]) -> Trace:
+    """A trace in a user's own format: `reader` yields (device, start, end), in seconds from midnight UTC."""
+    name = getattr(reader, "__name__", type(reader).__name__)
+    check_file(path, "fleet.availability")
+    rows: list[tuple[str, float, float]] = []
+    try:
+        for device, start, end in reader(path):
+            rows.append((str(device), float(start), float(end)))
+    except FedClusterError:
+        raise
+    except Exception as error:  # the function is the user's
+        raise BadData(
+            f"fleet.trace_format: {name} failed after {len(rows):,} intervals of {path} "
+            f"({type(error).__name__}: {error}); it must yield (device, start, end) with times in seconds"
+        ) from error
+
+    def where(row: int) -> str:
+        return f"{path}, interval {row + 1}: {rows[row]}"
+
+    limit = LONGEST / 1000
+    for row, (_, start, end) in enumerate(rows):
+        if not -limit <= start < end <= limit:
+            raise BadData(f"{where(row)}: start must be before end, and both within {limit:,.0f} s of midnight UTC")
+    place = {device: k for k, device in enumerate(dict.fromkeys(device for device, _, _ in rows))}
+    device = np.array([place[device] for device, _, _ in rows], np.int64)
+    times = to_ms(np.array([(start, end) for _, start, end in rows], np.float64).reshape(-1, 2))
+    return whole_days(path, list(place), device, times[:, 0], times[:, 1], where)
 
 
 def intervals(path: Path, content: bytes, day: str) -> Trace:
-    """Columns device,start,end: seconds, or moments; with a column timezone, by the clocks of that zone."""
+    """Columns device,start,end, in seconds or as moments; with a column timezone, in that zone's local time."""
     table = Table(path, content)
     missing = [name for name in ("device", "start", "end") if name not in table]
     if missing:
@@ -113,13 +152,13 @@ def intervals(path: Path, content: bytes, day: str) -> Trace:
 
 
 def outside(moments: Ints) -> NDArray[np.bool_]:
-    """Which of them, in milliseconds since 1970, are in a year that nobody can mean."""
+    """Which moments, in milliseconds since 1970, are outside the years of SPAN."""
     first, last = (int(np.datetime64(str(year), "ms").astype(np.int64)) for year in SPAN)
     return (moments < first) | (moments >= last)
 
 
 def in_utc(table: Table, local: Ints, codes: Ints, zones: list[str], ahead: Callable[[Ints, str], Ints]) -> Ints:
-    """Times by the clocks of each row's zone, as UTC; a row without a zone is in UTC."""
+    """Local times of each row's zone, in UTC. A row without a zone is in UTC already."""
     utc = local.copy()
     for code, name in enumerate(zones):
         rows = np.flatnonzero(codes == code)
@@ -138,7 +177,7 @@ def refuse_first(table: Table, wrong: NDArray[np.bool_], why: str) -> None:
 
 
 def repeated(names: list[str]) -> int | None:
-    """The place of the first name that was there before."""
+    """The index of the first name that occurs a second time."""
     seen: set[str] = set()
     for i, name in enumerate(names):
         if name in seen:
@@ -148,7 +187,7 @@ def repeated(names: list[str]) -> int | None:
 
 
 def since_midnight(start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Moments, counted from the midnight before the first of them."""
+    """Moments relative to the midnight before the first of them."""
     midnight = int(start.min()) // DAY * DAY if len(start) else 0
     return start - midnight, end - midnight
 
@@ -156,13 +195,13 @@ def since_midnight(start: Ints, end: Ints) -> tuple[Ints, Ints]:
 def whole_days(
     path: Path, names: list[str], device: Ints, start: Ints, end: Ints, where: Callable[[int], str]
 ) -> Trace:
-    """A trace that repeats after the days on which its intervals begin."""
+    """A trace that repeats after the whole days on which its intervals begin."""
     days = int(start.max()) // DAY + 1 if len(start) else 1
     return Trace(path, names, device, start, end, np.full(len(names), max(days, 1) * DAY), where)
 
 
-def changes(path: Path, content: bytes) -> Trace:
-    """YAML: the last state of a device holds until its first change comes round again."""
+def state_changes(path: Path, content: bytes, day: str) -> Trace:
+    """YAML: the last state of a device holds until its first change of the next period."""
     found = by_device(path, content)
     period = (max((mine[-1][0] for mine in found.values() if mine), default=0) // DAY + 1) * DAY
     rows = []
@@ -177,8 +216,8 @@ def changes(path: Path, content: bytes) -> Trace:
     return Trace(path, list(found), device, start, end, periods, lambda row: f"{path}, line {lines[row]}")
 
 
-def flash(path: Path, content: bytes) -> Trace:
-    """Records as one object by key, as a list, or one a line."""
+def flash(path: Path, content: bytes, day: str) -> Trace:
+    """FLASH: records in one object by key, in a list, or one on each line."""
     names: list[str] = []
     device: list[int] = []
     spans: list[NDArray[np.int64]] = []
@@ -215,12 +254,12 @@ def records(path: Path, content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def ready(messages: str, source: str) -> NDArray[np.int64]:
-    """When a device is locked, on wifi and charging, as [start, end] in milliseconds. Until a state was first told,
-    it counts as not so; after the last line nothing is known."""
+    """When a device is locked, on wifi and charging, as rows [start, end] in milliseconds. A state counts as false
+    until its first event; after the last line the device is not free."""
     lines = [(n, line.split("\t")) for n, line in enumerate(messages.split("\n"), 1) if line.strip("\r\n\t \0")]
     for n, parts in lines:
         if len(parts) != 2:
-            raise BadData(f"{source}, line {n} of its messages: here must be a moment, a tab and an event")
+            raise BadData(f"{source}, line {n} of its messages: expected a moment, a tab and an event")
     stamps = [parts[0].strip() for _, parts in lines]
     try:
         moments = np.array(stamps, "datetime64[ms]").astype(np.int64)
@@ -262,8 +301,8 @@ def is_moment(text: str) -> bool:
         return False
 
 
-def fedscale(path: Path, content: bytes) -> Trace:
-    """Active from active[i] until inactive[i], every finish_time seconds."""
+def fedscale(path: Path, content: bytes, day: str) -> Trace:
+    """FedScale: active from active[i] until inactive[i], every finish_time seconds."""
     try:
         found = pickles.plain(content)
     except (ValueError, KeyError, IndexError) as error:  # a damaged or hostile pickle
@@ -272,7 +311,7 @@ def fedscale(path: Path, content: bytes) -> Trace:
             f"{path} is refused: a pickle may hold plain numbers, texts, lists and dicts only ({reason[:120]})"
         ) from None
     if not isinstance(found, dict) or not found:
-        raise BadData(f"{path} must hold a dict of clients, as FedScale's traces do")
+        raise BadData(f"{path} must hold a dict of clients, like FedScale's traces")
     rows: list[NDArray[np.float64]] = []
     names: list[str] = []
     periods: list[int] = []
@@ -281,7 +320,7 @@ def fedscale(path: Path, content: bytes) -> Trace:
     for client, mine in found.items():
         source = f"{path}, client {str(client)[:80]}"
         if not isinstance(mine, dict):
-            raise BadData(f"{source}: here must be a dict with active, inactive and finish_time")
+            raise BadData(f"{source}: expected a dict with active, inactive and finish_time")
         active, inactive = mine.get("active"), mine.get("inactive")
         period: Any = mine.get("finish_time")
         if not is_seconds(period) or period <= 0:
@@ -316,3 +355,12 @@ def is_seconds(value: Any) -> bool:
 
 def to_ms(seconds: Ints) -> Ints:
     return np.round(seconds * 1000).astype(np.int64)
+
+
+Reader = Callable[[Path, bytes, str], Trace]
+FORMATS: dict[str, Reader] = {
+    "intervals": intervals,
+    "state_changes": state_changes,
+    "flash": flash,
+    "fedscale": fedscale,
+}

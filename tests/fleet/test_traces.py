@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedcluster.errors import BadData
+from fedcluster.errors import BadData, BadExperiment
+from fedcluster.experiment import TRACE_FORMATS, Experiment
 from fedcluster.fleet import traces
 from fedcluster.fleet.availability import build
 from fedcluster.fleet.timezones import DAY, HOUR
@@ -276,3 +277,52 @@ def test_a_device_that_the_fleet_does_not_have_is_named_by_line(path: Path) -> N
         read(path, "device,start,end\na,0,9\nc,0,9\n").of(["a", "b"])
     with pytest.raises(BadData, match="line 2: the fleet has no device 'c'"):
         read(path, "a: [[0, free]]\nc: [[1, free]]\n").of(["a", "b"])
+
+
+def test_a_format_of_ones_own(path: Path) -> None:
+    path.touch()
+    rows: list[tuple[Any, Any, Any]] = [("a", 0, 3600.5), (7, "7200", 9000), ("a", DAY / 1000, DAY / 1000 + 60)]
+    trace = traces.read(path, WINTER, lambda path: iter(rows))
+    assert hours(trace) == [("a", 0, 3600.5 / 3600), ("7", 2, 2.5), ("a", 24, 24 + 1 / 60)]
+    assert (trace.period == 2 * DAY).all()
+    assert hours(traces.read(path, WINTER, lambda path: [])) == []
+    with pytest.raises(BadData, match=r"trace, interval 1: \('a', 0\.0, 3600\.5\): the fleet has no device 'a'"):
+        trace.of(["7"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [("a", 0, 1), ("a", 2)],
+            r"<lambda> failed after 1 intervals of .*ValueError.*must yield \(device, start, end\)",
+        ),
+        ([("a", "x", 1)], "could not convert string to float"),
+        (None, "TypeError"),
+        ([("a", 5, 5)], r"interval 1: \('a', 5\.0, 5\.0\): start must be before end"),
+        ([("a", 0, float("nan"))], "start must be before end"),
+        ([("a", 0, 1e300)], "within .* s of midnight"),
+    ],
+)
+def test_mistakes_of_a_format_of_ones_own(rows: Any, said: str, path: Path) -> None:
+    path.touch()
+    with pytest.raises(BadData, match=said):
+        traces.read(path, WINTER, lambda path: rows)
+
+
+def test_a_format_can_be_named(path: Path) -> None:
+    path.write_bytes(b"device,start,end\na,3600,7200\n")
+    assert hours(traces.read(path, WINTER, "intervals")) == [("a", 1, 2)]
+    with pytest.raises(BadData, match="is not JSON"):
+        traces.read(path, WINTER, "flash")
+    with pytest.raises(BadExperiment, match="use one of intervals, state_changes, flash, fedscale, or package"):
+        Experiment(fleet={"availability": str(path), "trace_format": "csv"})
+    with pytest.raises(BadExperiment, match="has trace_format, but no availability"):
+        Experiment(fleet={"trace_format": "flash"})
+    with pytest.raises(BadExperiment, match="cannot be imported"):
+        traces.read(path, WINTER, "no_such_module:read")
+    with pytest.raises(BadData, match=r"cannot read .*nosuch"):
+        traces.read(path.with_name("nosuch"), WINTER, lambda path: [])
+    with pytest.raises(BadData, match="is not a regular file"):
+        traces.read(Path("/dev/zero"), WINTER, lambda path: [])
+    assert tuple(traces.FORMATS) == TRACE_FORMATS

@@ -21,7 +21,7 @@ from scipy.sparse import coo_array
 from fedcluster.errors import BadExperiment
 from fedcluster.fleet.availability import Availability, Ints
 from fedcluster.fleet.timezones import DAY
-from fedcluster.inputs import memory
+from fedcluster.inputs import total_memory
 
 MOST_SLOTS = 1440  # of a day: a minute each
 PIECES = 100  # corners of the cost below the mean, and as many above: sizes are equal to a hundredth of it
@@ -50,7 +50,7 @@ def timetable(trace: Availability, count: int, free_seconds: float, rng: Generat
             f"clusters.free_seconds = {free_seconds:g} is more than a slot has: a day in {count} slots leaves "
             f"{width / 1000:.0f} s: take fewer clusters, or ask for less"
         )
-    if count > MOST_SLOTS or 4 * len(trace) * count > memory() / 4:
+    if count > MOST_SLOTS or 4 * len(trace) * count > total_memory() / 4:
         raise BadExperiment(
             f"clusters.count = {count} slots of a day for {len(trace):,} devices: take at most {MOST_SLOTS} slots, and "
             "no more than fit into memory"
