@@ -37,7 +37,7 @@ CLUSTERINGS = (
 )
 TRACE_FORMATS = ("intervals", "state_changes", "flash", "fedscale")
 MODELS = ("alexnet", "cnn", "mlp", "logistic")
-LOCAL_OPTIMIZERS = ("sgd", "momentum", "adam")
+LOCAL_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
 
 def check_name(value: Any, names: Iterable[str]) -> Any:
@@ -251,30 +251,60 @@ class Aggregation(Part):
 
 
 class Local(Section):
-    """What a device does in a cycle: E steps of an optimizer on batches of its own data."""
+    """What a device does in its cycle: `steps` optimizer steps on batches drawn with replacement, or `epochs` shuffled
+    passes over its own data."""
 
-    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
-    steps: Steps | Annotated[tuple[Steps, Steps], Field(strict=False)] = 20
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "sgd"
+    steps: Steps | Annotated[tuple[Steps, Steps], Field(strict=False)] | None = None
+    epochs: Steps | None = None
     batch: Samples | Literal["full"] = 30
     lr: Positive = 0.01
     momentum: Decay = 0.5
+    nesterov: bool = False
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
     eps: Positive = 1e-8
+    weight_decay: NonNegative | None = None
+    clip_norm: Positive | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def default_steps(cls, keys: Any) -> Any:
+        if isinstance(keys, dict) and keys.get("steps") is None and keys.get("epochs") is None:
+            return keys | {"steps": 20}
+        return keys
 
     @field_validator("steps")
     @classmethod
-    def range_ascends(cls, steps: int | tuple[int, int]) -> int | tuple[int, int]:
-        if not isinstance(steps, int) and steps[0] > steps[1]:
+    def range_ascends(cls, steps: int | tuple[int, int] | None) -> int | tuple[int, int] | None:
+        if isinstance(steps, tuple) and steps[0] > steps[1]:
             raise ValueError(f"= {list(steps)} is not allowed: a range is [least, most], such as [10, 30]")
         return steps
 
-    @property
-    def most_steps(self) -> int:
-        return self.steps if isinstance(self.steps, int) else self.steps[1]
+    @model_validator(mode="after")
+    def keys_fit(self) -> "Local":
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("has both steps and epochs: give one of them")
+        if self.nesterov and (self.optimizer != "momentum" or self.momentum == 0):
+            raise ValueError('.nesterov = true needs optimizer = "momentum" and a momentum above 0')
+        return self
 
     @property
-    def mean_steps(self) -> float:
-        return self.steps if isinstance(self.steps, int) else sum(self.steps) / 2
+    def step_range(self) -> tuple[int, int]:
+        """The least and the most steps, where `steps` says how many."""
+        assert self.steps is not None, "it has epochs"
+        return self.steps if isinstance(self.steps, tuple) else (self.steps, self.steps)
+
+    @property
+    def decay(self) -> float:
+        """The weight decay: torch's default, 0.01 with AdamW and else 0, where none is given."""
+        if self.weight_decay is None:
+            return 0.01 if self.optimizer == "adamw" else 0.0
+        return self.weight_decay
+
+    @property
+    def l2(self) -> float:
+        """The weight decay as part of the gradient: all of it but AdamW's, which is decoupled."""
+        return 0.0 if self.optimizer == "adamw" else self.decay
 
 
 class Server(Section):
@@ -370,8 +400,8 @@ class Experiment(Section):
         return transforms
 
     @model_validator(mode="after")
-    def optimizer_fits(self) -> "Experiment":
-        """Some algorithms are written around the step w <- w - lr g, or around steps that are linear in g."""
+    def local_fits(self) -> "Experiment":
+        """Some algorithms assume the step w <- w - lr g, or steps that are linear in g, or plain gradients."""
         found = self.algorithm.find()
         kind = found.func if isinstance(found, partial) else found
         fitting = kind.local_optimizers(self.algorithm.options) if hasattr(kind, "local_optimizers") else None
@@ -382,6 +412,11 @@ class Experiment(Section):
                 f'local.optimizer = "{self.local.optimizer}" is not allowed with algorithm = '
                 f'"{self.algorithm.name}"{options}: use {" or ".join(fitting)}'
             )
+        for key, why in getattr(kind, "unsupported", {}).items():
+            if given := getattr(self.local, key):
+                raise ValueError(
+                    f'local.{key} = {json.dumps(given)} is not allowed with algorithm = "{self.algorithm.name}": {why}'
+                )
         return self
 
     def sections(self) -> dict[str, Any]:
@@ -412,12 +447,13 @@ class Experiment(Section):
         keys = self.sections() | {
             "server": self.server.model_dump(exclude_unset=True)
         }  # the rest follows its optimizer
+        given: list[tuple[str, Any]] = []
         for key, value in overrides.items():
             if isinstance(value, dict) and isinstance(keys.get(key), dict):
-                for name, given in value.items():
-                    set_key(keys, f"{key}.{name}", given)
+                given += [(f"{key}.{name}", one) for name, one in value.items()]
             else:
-                set_key(keys, key, value)
+                given.append((key, value))
+        replace_keys(keys, given)
         return Experiment(**keys)
 
 
@@ -479,13 +515,15 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Experiment:
     """Read an experiment file and apply `key=value` overrides, each value as TOML would have it."""
     path = Path(path)
     keys = current_keys(parse(read(path), str(path)))
+    given: list[tuple[str, Any]] = []
     for override in overrides or []:
         if not is_text(override):
             raise BadExperiment(f"-o {override[:80]!r}: is not UTF-8 text")
         key, equals, raw = override.partition("=")
         if not equals:
             raise BadExperiment(f"-o {override[:80]}: write it as key=value, for example -o clusters.count=5")
-        set_key(keys, key.strip(), literal(raw.strip()))
+        given.append((key.strip(), literal(raw.strip())))
+    replace_keys(keys, given)
     for section, key in PATHS:
         resolve_path(keys.get(section), key, path.parent)
     return Experiment(**keys)
@@ -532,6 +570,19 @@ def literal(raw: str) -> Any:
     except ValueError:
         return raw
     return parsed["value"] if len(parsed) == 1 else raw
+
+
+EITHER = {"local.steps": "epochs", "local.epochs": "steps"}  # two ways to say one thing, of which a section has one
+
+
+def replace_keys(keys: dict[str, Any], given: Iterable[tuple[str, Any]]) -> None:
+    """Replace keys by the values given for them. local.epochs takes the place of local.steps, and the reverse."""
+    for dotted, _ in given:
+        section = keys.get(dotted.partition(".")[0])
+        if dotted in EITHER and isinstance(section, dict):
+            section.pop(EITHER[dotted], None)
+    for dotted, value in given:
+        set_key(keys, dotted, value)
 
 
 def set_key(keys: dict[str, Any], dotted: str, value: Any) -> None:

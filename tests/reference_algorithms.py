@@ -114,8 +114,12 @@ class Turn:
             elif kind == "momentum":
                 m = self.options["momentum"] * m + d
                 w = w - self.eta * m
-            elif kind == "adam":
+                if self.options["nesterov"]:
+                    w = w + self.eta * (m - d - self.options["momentum"] * m)
+            elif kind in ("adam", "adamw"):
                 b1, b2 = self.options["betas"]
+                if kind == "adamw":
+                    w = w - self.eta * self.options["weight_decay"] * w
                 m, v = b1 * m + (1 - b1) * d, b2 * v + (1 - b2) * d**2
                 w = w - self.eta * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + self.options["eps"])
             else:
@@ -158,10 +162,16 @@ def scaffold(turn: Turn, options: dict[str, Any], memory: Memory) -> Array:
 
 def fednova(turn: Turn, options: dict[str, Any], memory: Memory) -> Array:
     """Wang et al. 2020: momentum applies the gradient of step t (of tau) 1 + mu + ... + mu^(tau-t) times; a_k is the
-    sum of these, tau itself for SGD."""
+    sum of these, tau itself for SGD. It is how far the optimizer goes along a gradient of 1."""
     mu: float = {"sgd": 0.0, "momentum": options.get("momentum", 0.0)}[options["optimizer"]]
     tau = {k: len(turn.batches[k]) for k in turn.cohort}
     a = {k: (tau[k] - mu * (1 - mu ** tau[k]) / (1 - mu)) / (1 - mu) for k in turn.cohort}
+    if options["nesterov"]:
+        for k in turn.cohort:
+            a[k], m = 0.0, 0.0
+            for _ in range(tau[k]):
+                m = mu * m + 1
+                a[k] += 1 + mu * m
     tau_eff = sum(turn.share[k] * a[k] for k in turn.cohort)
     w_k = turn.train(turn.g)
     return turn.W + tau_eff * turn.average({k: (w_k[k] - turn.W) / a[k] for k in turn.cohort})

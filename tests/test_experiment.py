@@ -45,6 +45,7 @@ steps = 20
 batch = 30
 lr = 0.01
 momentum = 0.5
+nesterov = false
 betas = [0.9, 0.999]
 eps = 1e-8
 [aggregation]

@@ -19,7 +19,7 @@ class Centralized(FedAvg):
         return no_moments(self.local, model[:size])
 
     def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
-        rule = optimizer(self.local, device_state)
+        rule = optimizer(self.local, batches.lr, device_state)
         w = local_sgd(
             flat_model, received["model"], batches, rule=rule if device_state else None
         )  # SGD may be compiled

@@ -7,8 +7,9 @@ Networks from Decentralized Data, AISTATS 2017.
 The other algorithms say only in what they differ from it.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -26,6 +27,7 @@ class FedAvg:
     name = "fedavg"
     objective: Objective = staticmethod(cross_entropy)
     correct: GradientTransform | None = None
+    unsupported: ClassVar[Mapping[str, str]] = {}  # keys of [local] that the algorithm cannot be used with, and why
 
     class Options(Section):
         """The keys that [algorithm] has besides `name`."""

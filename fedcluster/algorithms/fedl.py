@@ -10,6 +10,7 @@ before, which devices send with their models. Until there is one, in the very fi
 """
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,14 +20,20 @@ from fedcluster.experiment import Positive, Section
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, full_gradient, local_sgd
+from fedcluster.models.optimizers import with_decay
 from fedcluster.state import Aggregate, Message, State
 
 
 class Fedl(FedAvg):
     name = "fedl"
+    unsupported: ClassVar = {"clip_norm": "the linear term of its loss is made of gradients that are not clipped"}
 
     class Options(Section):
         eta: Positive = 1.0
+
+    @classmethod
+    def local_optimizers(cls, options: Section) -> tuple[str, ...]:
+        return "sgd", "momentum", "adam"
 
     def initial_server_state(self, model: Tensor, size: int) -> Message:
         return {"gradient": torch.zeros_like(model[:size])}
@@ -40,11 +47,15 @@ class Fedl(FedAvg):
     def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         start, fleet = received["model"], received["gradient"]
         if fleet.any():
-            tilt = self.options.eta * fleet - full_gradient(flat_model, start, batches)
+            tilt = self.options.eta * fleet - self.gradient(flat_model, start, batches)
             w = local_sgd(flat_model, start, batches, tilt)
         else:
             w = local_sgd(flat_model, start, batches)
-        return {"model": w, "gradient": full_gradient(flat_model, w, batches)}
+        return {"model": w, "gradient": self.gradient(flat_model, w, batches)}
+
+    def gradient(self, flat_model: FlatModel, w: Tensor, batches: Batches) -> Tensor:
+        """grad f_k(w) with its weight decay."""
+        return with_decay(w[..., : flat_model.size], full_gradient(flat_model, w, batches), self.local.l2)
 
     def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
         mean = aggregate.message

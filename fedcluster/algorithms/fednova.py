@@ -5,10 +5,11 @@ Devices that take more steps would pull the average towards themselves. Their mo
 
     W_new = W + a_eff sum_k p_k (w_k - W) / a_k,    a_eff = sum_k p_k a_k      p_k renormalised over the cohort
 
-a_k is the number of steps tau_k with SGD and ||a_k||_1 = (tau - m (1 - m^tau) / (1 - m)) / (1 - m) with momentum m.
-Running statistics b_k are averaged with the weights p_k. Both sides draw tau_k from the same stream, so that the server
-need not be told, and need not believe it. With weights p_k / a_k, of which A is the average of the models, everything
-comes from averages:
+a_k is the number of steps tau_k with SGD, ||a_k||_1 = (tau - m (1 - m^tau) / (1 - m)) / (1 - m) with momentum m, and
+tau + m ||a_k||_1 of that with Nesterov's. Weight decay is part of the gradients.
+Running statistics b_k are averaged with the weights p_k. Both sides compute tau_k, from the same
+stream or, with epochs, from the device's number of samples, so that it is not sent. With weights p_k / a_k, of which A
+is the average of the models, everything comes from averages:
 
     W_new = W + mean(a^2) / mean(a)^2 (A - W),    running statistics: mean(a b_k) / mean(a)
 """
@@ -30,11 +31,12 @@ class FedNova(FedAvg):
     def local_optimizers(cls, options: Section) -> tuple[str, ...]:
         return "sgd", "momentum"
 
-    def length(self, round: int, device: int) -> float:
+    def length(self, cycle: Cycle, device: int) -> float:
         """||a_k||_1"""
-        steps = steps_of(self.local, self.seed, round, device)
+        steps = steps_of(self.local, self.seed, cycle.round, device, cycle.samples_of(device))
         m = self.local.momentum if self.local.optimizer == "momentum" else 0.0
-        return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+        length = (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+        return steps + m * length if self.local.nesterov else length
 
     def aggregate_spec(self, state: State) -> Message:
         size = len(state.model[: state.size])
@@ -42,7 +44,7 @@ class FedNova(FedAvg):
 
     def contribution(self, state: State, update: Accepted, cycle: Cycle) -> tuple[Message, float]:
         size = len(state.model[: state.size])
-        a, w = self.length(cycle.round, update.device), update.message["model"]
+        a, w = self.length(cycle, update.device), update.message["model"]
         numbers = torch.tensor([a, a * a], device=w.device)
         return {"model": w[:size], "a": numbers, "statistics": w[size:].double() * a}, update.weight / a
 

@@ -7,6 +7,8 @@ descends around:
     g(w) - g(W) + c        both gradients on the same batch, with the same dropout masks
 """
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from fedcluster.algorithms.fedavg import FedAvg
@@ -18,6 +20,7 @@ from fedcluster.state import Message, State
 
 class FedSvrg(FedAvg):
     name = "fedsvrg"
+    unsupported: ClassVar = {"clip_norm": "its steps follow differences of gradients, which clipping would distort"}
 
     @property
     def phases(self) -> tuple[FedAvg, ...]:

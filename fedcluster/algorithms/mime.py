@@ -13,11 +13,11 @@ The statistics s of the optimizer stay with the server. Local steps apply them a
         fixed      U = ((1 - b1) d + b1 m) / (sqrt(v) + eps), the paper's; v starts at 0, without bias correction
 
 Mime needs c before the local steps: an exchange of its own. MimeLite sends its gradients with its models; with plain
-SGD there are no statistics, and no gradients are sent.
+SGD there are no statistics, and no gradients are sent. Weight decay adds its term to d and, at W, to c.
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -28,38 +28,43 @@ from fedcluster.experiment import Local, Section
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, full_gradient, local_sgd
+from fedcluster.models.optimizers import with_decay
 from fedcluster.state import Aggregate, Message, State
 
 
 class Applied:
     """The optimizer with the server's statistics held fast: w <- w - lr U(d, s)."""
 
-    def __init__(self, local: Local, fixed: bool, statistics: Message) -> None:
-        self.local, self.fixed, self.statistics = local, fixed, statistics
+    def __init__(self, local: Local, lr: float, fixed: bool, statistics: Message) -> None:
+        self.local, self.lr, self.fixed, self.statistics = local, lr, fixed, statistics
 
     def step(self, w: Tensor, d: Tensor) -> None:
-        options, s = self.local, self.statistics
+        options, lr, s = self.local, self.lr, self.statistics
+        d = with_decay(w, d, options.l2)
         if options.optimizer == "momentum":
             b = options.momentum
-            w.add_(d, alpha=-options.lr * (1 - b)).add_(s["m"], alpha=-options.lr * b)
+            w.add_(d, alpha=-lr * (1 - b)).add_(s["m"], alpha=-lr * b)
         elif options.optimizer == "adam":
             (b1, b2), t = options.betas, float(s["t"]) + 1
             m = s["m"].lerp(d, 1 - b1)
             if self.fixed:
-                w.addcdiv_(m, s["v"].sqrt().add_(options.eps), value=-options.lr)
+                w.addcdiv_(m, s["v"].sqrt().add_(options.eps), value=-lr)
                 return
             v = (s["v"] * b2).addcmul(d, d, value=1 - b2)
-            w.addcdiv_(m, v.div_(1 - b2**t).sqrt_().add_(options.eps), value=-options.lr / (1 - b1**t))
+            w.addcdiv_(m, v.div_(1 - b2**t).sqrt_().add_(options.eps), value=-lr / (1 - b1**t))
         else:
-            w.add_(d, alpha=-options.lr)
+            w.add_(d, alpha=-lr)
 
 
-def renewed(options: Local, s: Message, mean: Message) -> Message:
-    """V: the statistics after one more gradient, the cohort's average."""
+def renewed(options: Local, s: Message, mean: Message, w: Tensor) -> Message:
+    """V: the statistics after one more gradient, the cohort's average at w."""
+    if options.optimizer == "sgd":
+        return {}
+    gradient = with_decay(w, mean["gradient"], options.l2)
     if options.optimizer == "momentum":
-        return {"m": s["m"].lerp(mean["gradient"], 1 - options.momentum)}
+        return {"m": s["m"].lerp(gradient, 1 - options.momentum)}
     if options.optimizer == "adam":
-        (b1, b2), gradient = options.betas, mean["gradient"]
+        b1, b2 = options.betas
         v = (s["v"] * b2).addcmul_(gradient, gradient, value=1 - b2)
         return {"m": s["m"].lerp(gradient, 1 - b1), "v": v, "t": s["t"] + 1}
     return {}
@@ -67,9 +72,17 @@ def renewed(options: Local, s: Message, mean: Message) -> Message:
 
 class MimeLite(FedAvg):
     name = "mimelite"
+    unsupported: ClassVar = {
+        "clip_norm": "the server's statistics are of gradients that are not clipped",
+        "nesterov": "its steps have the server's momentum, which does not change from step to step",
+    }
 
     class Options(Section):
         statistics: Literal["per_step", "fixed"] = "per_step"
+
+    @classmethod
+    def local_optimizers(cls, options: Section) -> tuple[str, ...]:
+        return "sgd", "momentum", "adam"
 
     def initial_server_state(self, model: Tensor, size: int) -> Message:
         zeros = torch.zeros_like(model[:size])
@@ -89,11 +102,12 @@ class MimeLite(FedAvg):
     def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         plain, start = self.local.optimizer == "sgd", received["model"]
         gradient = {} if plain else {"gradient": full_gradient(flat_model, start, batches)}
-        applied = Applied(self.local, self.options.statistics == "fixed", self.statistics(received))
+        applied = Applied(self.local, batches.lr, self.options.statistics == "fixed", self.statistics(received))
         return {"model": local_sgd(flat_model, start, batches, rule=applied)} | gradient
 
     def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
-        server = state.server | renewed(self.local, state.server, aggregate.message)
+        w = state.model[: state.size]
+        server = state.server | renewed(self.local, state.server, aggregate.message, w)
         return replace(state, model=aggregate.message["model"], server=server)
 
 
@@ -117,7 +131,7 @@ class Mime(MimeLite):
         def anchor(gradient: Tensor, w: Tensor, start: Tensor) -> None:
             gradient.sub_(flat_model.gradient_at(start)).add_(pooled)
 
-        applied = Applied(self.local, self.options.statistics == "fixed", self.statistics(received))
+        applied = Applied(self.local, batches.lr, self.options.statistics == "fixed", self.statistics(received))
         return {"model": local_sgd(flat_model, received["model"], batches, correct=anchor, rule=applied)}
 
     def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:

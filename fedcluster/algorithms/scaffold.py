@@ -21,7 +21,7 @@ part once a round, it then keeps nothing.
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -31,11 +31,13 @@ from fedcluster.experiment import LOCAL_OPTIMIZERS, Section
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, full_gradient, local_sgd
+from fedcluster.models.optimizers import with_decay
 from fedcluster.state import Aggregate, Message, State
 
 
 class Scaffold(FedAvg):
     name = "scaffold"
+    unsupported: ClassVar = {"clip_norm": "its control variates stand for gradients that are not clipped"}
 
     class Options(Section):
         option: Literal["I", "II"] = "II"
@@ -68,11 +70,12 @@ class Scaffold(FedAvg):
         c_k = device_state.get("variate", torch.zeros_like(c))
         gradient_offset = c - c_k
         if self.options.option == "I":
-            new = full_gradient(flat_model, start, batches)
+            gradient = full_gradient(flat_model, start, batches)
+            new = with_decay(start[..., : flat_model.size], gradient, self.local.l2)
         w = local_sgd(flat_model, start, batches, gradient_offset)
         if self.options.option == "II":
             moved = start[..., : flat_model.size] - w[..., : flat_model.size]
-            new = moved.div_(batches.steps * self.local.lr).sub_(gradient_offset)
+            new = moved.div_(batches.steps * batches.lr).sub_(gradient_offset)
         if self.options.reset == "never":
             device_state["variate"] = new
         return {"model": w, "variate": new - c_k}

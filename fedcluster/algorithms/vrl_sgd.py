@@ -15,12 +15,13 @@ misses either exchange keeps its old D_k.
 """
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedcluster.algorithms.fedavg import FedAvg
-from fedcluster.experiment import Section
+from fedcluster.experiment import Local, Section
 from fedcluster.fleet.schedule import Cycle, steps_of
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, local_sgd
@@ -29,6 +30,7 @@ from fedcluster.state import Accepted, Aggregate, Message, State
 
 class VrlSgd(FedAvg):
     name = "vrl_sgd"
+    unsupported: ClassVar = {"clip_norm": "its drifts stand for gradients that are not clipped"}
 
     @classmethod
     def local_optimizers(cls, options: Section) -> tuple[str, ...]:
@@ -48,7 +50,7 @@ class VrlSgd(FedAvg):
         start, drift = received["model"], device_state["drift"]
         w = local_sgd(flat_model, start, batches, -drift)
         moved = start[..., : flat_model.size] - w[..., : flat_model.size]
-        device_state["drift"] = moved.div_(batches.steps * self.local.lr).add_(drift)  # Drift takes off the mean
+        device_state["drift"] = moved.div_(batches.steps * batches.lr).add_(drift)  # Drift takes off the mean
         return {"model": w}
 
     def aggregate_spec(self, state: State) -> Message:
@@ -56,12 +58,12 @@ class VrlSgd(FedAvg):
         return {"model": state.model} | ({} if equal else {"movement": state.model[: state.size]})
 
     def contribution(self, state: State, update: Accepted, cycle: Cycle) -> tuple[Message, float]:
-        """The model, and where devices take unequal steps the movement, scaled to the mean number of steps."""
+        """The model, and where devices take unequal steps the movement, scaled to a number of steps that all share."""
         if isinstance(self.local.steps, int):
             return update.message, update.weight
         start = state.model[: state.size]
-        steps = steps_of(self.local, self.seed, cycle.round, update.device)
-        movement = (update.message["model"][: len(start)] - start) * (self.local.mean_steps / steps)
+        steps = steps_of(self.local, self.seed, cycle.round, update.device, cycle.samples_of(update.device))
+        movement = (update.message["model"][: len(start)] - start) * (reference_steps(self.local) / steps)
         return update.message | {"movement": movement}, update.weight
 
     def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
@@ -70,6 +72,12 @@ class VrlSgd(FedAvg):
         if movement is None:
             movement = (model - state.model)[: state.size]
         return replace(state, model=model, server=state.server | {"movement": movement})
+
+
+def reference_steps(local: Local) -> float:
+    """The number of steps for which movements are averaged, known to server and devices: the mean of a range; one step
+    with epochs."""
+    return 1.0 if local.epochs is not None else sum(local.step_range) / 2
 
 
 class Drift(FedAvg):
@@ -82,6 +90,6 @@ class Drift(FedAvg):
         return {}
 
     def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
-        distance = self.local.mean_steps * self.local.lr
+        distance = reference_steps(self.local) * batches.lr
         device_state["drift"] = device_state["drift"].add(received["movement"], alpha=1 / distance)
         return {}

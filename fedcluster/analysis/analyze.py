@@ -25,6 +25,7 @@ from fedcluster.errors import BadData
 from fedcluster.experiment import Experiment
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Ints
+from fedcluster.fleet.schedule import mean_steps
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.runs import checkpoint
 from fedcluster.runs.metrics import read_lines
@@ -107,14 +108,14 @@ def analyze(
         largest=largest,
         lowest_loss=min([*losses, *(point.loss for point in points)]),
         epsilon=epsilon,
-        clustered=bound_of(points, experiment, setup.clusters.count),
-        one=bound_of(points, experiment, 1),
+        clustered=bound_of(points, setup, setup.clusters.count),
+        one=bound_of(points, setup, 1),
         remarks=remarks(experiment, setup, devices, largest),
         sampled=len(devices) < len(setup.fleet),
     )
 
 
-def bound_of(points: list[Point], experiment: Experiment, M: int) -> Bound:
+def bound_of(points: list[Point], setup: Setup, M: int) -> Bound:
     """The theorem with the largest values over all points, at the upper and at the lower ends of their ranges."""
 
     def constants(end: str) -> Constants:
@@ -126,7 +127,8 @@ def bound_of(points: list[Point], experiment: Experiment, M: int) -> Bound:
         # its bound and its conditions have the same C.
         return Constants(gap=points[0].loss, L=L, H=H, V=V, G2=G2)
 
-    return Bound(M, experiment.local.mean_steps, experiment.rounds, constants("high"), constants("low"))
+    steps = mean_steps(setup.experiment.local, setup.fleet.sizes)
+    return Bound(M, steps, setup.experiment.rounds, constants("high"), constants("low"))
 
 
 def measure(name: str, w: Tensor, setup: Setup, devices: Ints, flat_models: list[FlatModel], display: Display) -> Point:
@@ -199,6 +201,13 @@ def remarks(experiment: Experiment, setup: Setup, devices: Ints, largest: Point)
         remarks.append(
             f"The theorem is about plain SGD on the devices; this experiment uses {name} with {local.optimizer}"
             + ("." if plain_server else f" and server.optimizer = {server.optimizer}, server.lr = {server.lr:g}.")
+        )
+    if local.decay or local.clip_norm is not None:
+        remarks.append("The theorem is about plain gradients; this experiment has weight decay or clips gradients.")
+    if local.epochs is not None:
+        remarks.append(
+            "The theorem draws every batch independently; this experiment shuffles, which has less variance, and E is "
+            "the mean number of steps of a device."
         )
     if options.order != "reshuffle" and setup.clusters.count > 1:
         remarks.append("The theorem reshuffles the clusters in every round; this experiment keeps their order.")

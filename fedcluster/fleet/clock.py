@@ -4,7 +4,7 @@ One rule for every method; FedAvg is its case of one cluster. A cycle opens when
 `over_select` times the devices wanted, is drawn from the whole cluster, free or not: who is asked never depends on the
 time. Every device begins when it is next free, and needs
 
-    download + training + upload = bytes / down  +  steps x batch x seconds_per_sample  +  bytes / up
+    download + training + upload = bytes / down  +  samples in its steps x seconds_per_sample  +  bytes / up
 
 What is not known of a device takes no time, and without a trace it is always free. It is lost for this cycle when it
 leaves its free time before it is done, or drops out. The cycle is over when as many updates as wanted are in, when
@@ -22,7 +22,7 @@ from fedcluster.experiment import Clock as Options
 from fedcluster.experiment import Local
 from fedcluster.fleet.availability import FOREVER
 from fedcluster.fleet.fleet import Fleet, Ints
-from fedcluster.fleet.schedule import Cycle, Schedule, steps_of
+from fedcluster.fleet.schedule import Cycle, Schedule, samples_used
 from fedcluster.rng import stream
 from fedcluster.state import Time
 
@@ -99,9 +99,9 @@ class Clock:
         if known.up_mbps is not None:
             seconds += self.up * 8e-6 / known.up_mbps[cohort]
         if known.seconds_per_sample is not None:
-            steps = np.array([steps_of(self.local, self.seed, round, device) for device in cohort.tolist()])
-            batch = sizes if self.local.batch == "full" else self.local.batch
-            seconds += steps * batch * known.seconds_per_sample[cohort]
+            devices = zip(cohort.tolist(), sizes.tolist(), strict=True)
+            used = [samples_used(self.local, self.seed, round, device, samples) for device, samples in devices]
+            seconds += np.array(used) * known.seconds_per_sample[cohort]
         whole: Ints = np.ceil(np.minimum(seconds, FOREVER / 1e6) * 1000).astype(np.int64)
         return whole
 
@@ -126,7 +126,7 @@ def busy(starts: Ints, ends: Ints) -> int:
 
 def part(cycle: Cycle, places: Ints) -> Cycle:
     """The cycle with some of its cohort."""
-    return replace(cycle, cohort=cycle.cohort[places], weights=cycle.weights[places])
+    return replace(cycle, cohort=cycle.cohort[places], weights=cycle.weights[places], samples=cycle.samples[places])
 
 
 def check(options: Options, schedule: Schedule) -> None:

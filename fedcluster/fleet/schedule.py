@@ -13,23 +13,48 @@ from fedcluster.rng import stream
 
 @dataclass(frozen=True, eq=False)
 class Cycle:
-    """One cluster's turn: its cohort S_K^(j), and the weights p_k of the cohort's devices. `wanted` updates make it
-    done; more devices than that are asked only where some are expected not to come back."""
+    """One cluster's turn: its cohort S_K^(j), and the weights p_k and the numbers of samples of the cohort's devices.
+
+    `wanted` updates end it; more devices are asked only where some are expected not to report."""
 
     round: int
     cycle: int
     cluster: int
     cohort: Ints
     weights: Floats
+    samples: Ints
     wanted: int = 0
 
+    def samples_of(self, device: int) -> int:
+        """The number of samples of a device of the cohort."""
+        return int(self.samples[np.flatnonzero(self.cohort == device)[0]])
 
-def steps_of(options: Local, seed: int, round: int, device: int) -> int:
-    """E, or where a range is given the device's own number for this round: server and device draw the same."""
-    if isinstance(options.steps, int):
-        return options.steps
-    least, most = options.steps
+
+def steps_of(options: Local, seed: int, round: int, device: int, samples: int) -> int:
+    """The number of local steps E of a device with so many samples in a round. Server and device compute the same.
+
+    With `epochs`, a step for every batch of every pass; with `steps`, that number, or a draw from its range.
+    """
+    if options.epochs is not None:
+        return options.epochs * (1 if options.batch == "full" else -(-samples // options.batch))
+    least, most = options.step_range
+    if least == most:
+        return least
     return int(stream(seed, "steps", round=round, device=device).integers(least, most + 1))
+
+
+def samples_used(options: Local, seed: int, round: int, device: int, samples: int) -> int:
+    """The number of samples in those steps."""
+    if options.epochs is not None:
+        return options.epochs * samples
+    return steps_of(options, seed, round, device, samples) * (samples if options.batch == "full" else options.batch)
+
+
+def mean_steps(options: Local, sizes: Ints) -> float:
+    """The mean of E over devices with so many samples, and over the draws from a range."""
+    if options.epochs is None:
+        return sum(options.step_range) / 2
+    return float(np.mean([steps_of(options, 0, 0, 0, samples) for samples in sizes.tolist()]))
 
 
 def taking_part(participation: float, devices: int) -> int:
@@ -86,7 +111,7 @@ class Schedule:
             len(members), asked, replace=False, shuffle=False
         )
         cohort = members[np.sort(chosen)]
-        return Cycle(j, position, cluster, cohort, self.fleet.weights[cohort], wanted)
+        return Cycle(j, position, cluster, cohort, self.fleet.weights[cohort], self.fleet.sizes[cohort], wanted)
 
     def name(self, k: int) -> str:
         """How people know device k."""

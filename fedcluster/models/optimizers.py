@@ -1,4 +1,10 @@
-"""Local optimizers on vectors. A device starts afresh in every cycle; centralized training goes on with its moments."""
+"""Local optimizers on vectors, step by step those of torch.optim. A device starts afresh in every cycle; centralized
+training keeps its moments.
+
+With sgd, momentum and adam, weight decay is coupled, as in torch: it adds `weight_decay` w to the gradient. It is then
+part of the loss, f(w) + weight_decay/2 ||w||^2, also where an algorithm computes other gradients of it. With adamw it
+is decoupled: w shrinks by itself.
+"""
 
 import torch
 from torch import Tensor
@@ -7,29 +13,46 @@ from fedcluster.experiment import Local
 from fedcluster.state import Message
 
 
+def learning_rate(options: Local, round: int) -> float:
+    """The learning rate of the local steps of a round."""
+    return options.lr
+
+
+def clip_norm_(g: Tensor, most: float) -> None:
+    """Scale a gradient, or every row of a stack of them, down to the norm `most`: torch.nn.utils.clip_grad_norm_."""
+    norm = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
+    g.mul_((most / (norm + 1e-6)).clamp(max=1.0))
+
+
+def with_decay(w: Tensor, g: Tensor, decay: float) -> Tensor:
+    """g + decay w"""
+    return g.add(w, alpha=decay) if decay else g
+
+
 class SGD:
     """w <- w - lr g"""
 
-    def __init__(self, options: Local, moments: Message) -> None:
-        self.lr = options.lr
+    def __init__(self, options: Local, lr: float, moments: Message) -> None:
+        self.lr, self.decay = lr, options.l2
 
     def step(self, w: Tensor, g: Tensor) -> None:
-        w.add_(g, alpha=-self.lr)
+        w.add_(with_decay(w, g, self.decay), alpha=-self.lr)
 
     def moments(self) -> Message:
         return {}
 
 
 class Momentum:
-    """v <- momentum v + g;  w <- w - lr v"""
+    """v <- momentum v + g;  w <- w - lr v, or with nesterov  w <- w - lr (g + momentum v)"""
 
-    def __init__(self, options: Local, moments: Message) -> None:
-        self.lr, self.momentum = options.lr, options.momentum
+    def __init__(self, options: Local, lr: float, moments: Message) -> None:
+        self.lr, self.decay, self.momentum, self.nesterov = lr, options.l2, options.momentum, options.nesterov
         self.v = moments["v"].clone() if moments else None
 
     def step(self, w: Tensor, g: Tensor) -> None:
+        g = with_decay(w, g, self.decay)
         self.v = g.clone() if self.v is None else self.v.mul_(self.momentum).add_(g)
-        w.add_(self.v, alpha=-self.lr)
+        w.add_(g.add(self.v, alpha=self.momentum) if self.nesterov else self.v, alpha=-self.lr)
 
     def moments(self) -> Message:
         return {} if self.v is None else {"v": self.v}
@@ -40,14 +63,17 @@ class Adam:
     w <- w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
     """
 
-    def __init__(self, options: Local, moments: Message) -> None:
-        self.lr, self.eps = options.lr, options.eps
+    def __init__(self, options: Local, lr: float, moments: Message) -> None:
+        self.lr, self.decay, self.eps = lr, options.decay, options.eps
         self.b1, self.b2 = options.betas
         self.t = int(moments["t"]) if moments else 0
         self.m = moments["m"].clone() if moments else None
         self.v = moments["v"].clone() if moments else None
 
     def step(self, w: Tensor, g: Tensor) -> None:
+        self.move(w, with_decay(w, g, self.decay))
+
+    def move(self, w: Tensor, g: Tensor) -> None:
         if self.m is None or self.v is None:
             self.m, self.v = torch.zeros_like(g), torch.zeros_like(g)
         self.t += 1
@@ -60,18 +86,28 @@ class Adam:
         return {} if self.m is None or self.v is None else {"m": self.m, "v": self.v, "t": torch.tensor([self.t])}
 
 
-def optimizer(options: Local, moments: Message | None = None) -> SGD | Momentum | Adam:
-    """The optimizer of the experiment, at its start or going on with what `moments()` gave."""
-    kinds: dict[str, type[SGD] | type[Momentum] | type[Adam]] = {"sgd": SGD, "momentum": Momentum, "adam": Adam}
-    return kinds[options.optimizer](options, moments or {})
+class AdamW(Adam):
+    """w <- w - lr weight_decay w, then a step of Adam."""
+
+    def step(self, w: Tensor, g: Tensor) -> None:
+        w.mul_(1 - self.lr * self.decay)
+        self.move(w, g)
+
+
+def optimizer(options: Local, lr: float, moments: Message | None = None) -> SGD | Momentum | Adam:
+    """The experiment's optimizer at this learning rate, new or with the moments that `moments()` gave."""
+    kinds: dict[str, type[SGD] | type[Momentum] | type[Adam]] = {
+        "sgd": SGD,
+        "momentum": Momentum,
+        "adam": Adam,
+        "adamw": AdamW,
+    }
+    return kinds[options.optimizer](options, lr, moments or {})
 
 
 def no_moments(options: Local, w: Tensor) -> Message:
     """The moments of the experiment's optimizer before its first step."""
     zeros = torch.zeros_like(w)
-    kinds = {
-        "sgd": {},
-        "momentum": {"v": zeros},
-        "adam": {"m": zeros, "v": zeros, "t": torch.zeros(1, dtype=torch.int64)},
-    }
+    adam = {"m": zeros, "v": zeros, "t": torch.zeros(1, dtype=torch.int64)}
+    kinds = {"sgd": {}, "momentum": {"v": zeros}, "adam": adam, "adamw": adam}
     return kinds[options.optimizer]

@@ -9,6 +9,7 @@ import numpy as np
 from fedcluster.algorithms import FedAvg
 from fedcluster.fleet.clock import CycleOutcome, all_report, part
 from fedcluster.fleet.schedule import Cycle
+from fedcluster.models.optimizers import learning_rate
 from fedcluster.rng import stream
 from fedcluster.runs.ledger import Ledger
 from fedcluster.state import Accepted, Aggregate, Message, State
@@ -21,7 +22,7 @@ from fedcluster.training.executors.distributed import (
     all_reduce_any,
 )
 from fedcluster.training.executors.in_process import DeviceStates
-from fedcluster.training.norm_bound import Norms
+from fedcluster.training.norm_bound import Norms, usual_steps
 from fedcluster.training.setup import Setup
 
 
@@ -85,7 +86,8 @@ def run_phase(
     furthest. The executor writes what devices keep to `device_states`."""
     experiment, upload_spec = setup.experiment, phase.upload_spec(state)
     bound = experiment.accept.most if setup.devices else math.inf
-    norms = Norms(bound, state, received, upload_spec, experiment.local)
+    lr, steps = learning_rate(experiment.local, cycle.round), usual_steps(experiment.local, cycle)
+    norms = Norms(bound, state, received, upload_spec, lr, steps)
     uploads = ledger.receive(setup.executor.train(cycle, received, number, device_states), cycle, upload_spec, number)
     accepted: set[int] = set()
     updates = collect_devices(accept(uploads, cycle, upload_spec, ledger.refuse, norms), accepted)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fedcluster.experiment import Local
+from fedcluster.fleet.schedule import Cycle, steps_of
 from fedcluster.models.kernels import library as compiled
 from fedcluster.state import NORM_WINDOW, Message, State
 
@@ -31,15 +32,15 @@ KEY = "accept.norm_bound"
 class Norms:
     """The bounds of one exchange, and the norms of the updates that kept to them, by device and part."""
 
-    def __init__(self, bound: float, state: State, sent: Message, upload_spec: Message, local: Local) -> None:
-        """`bound` is infinite where there is none."""
+    def __init__(self, bound: float, state: State, sent: Message, upload_spec: Message, lr: float, steps: int) -> None:
+        """`bound` is infinite where there is none. `lr` and `steps` are those of local training."""
         self.origin = sent.get("model")
         self.before = {name: state.norms.get(name, ()) for name in upload_spec}
         length = math.sqrt(squares(state.model)) if upload_spec else 0.0
-        first = length + local.lr * local.most_steps * math.sqrt(state.model.numel())
+        first = length + lr * steps * math.sqrt(state.model.numel())
         self.most = {}
         for name, past in self.before.items():
-            unit = 1.0 if name == "model" else local.lr
+            unit = 1.0 if name == "model" else lr
             known = past or name == "model" or name in GRADIENTS
             self.most[name] = most(bound, past, length / unit, first / unit) if known else math.inf
         self.kept: dict[int, dict[str, float]] = {}
@@ -70,6 +71,15 @@ class Norms:
             usual = lower_median(past or [found[name] for found in kept.values()]) if kept else 0.0
             times += [(found[name] / usual, device) for device, found in kept.items() if usual]
         return [max(times)] if times else []
+
+
+def usual_steps(local: Local, cycle: Cycle) -> int:
+    """E for the first bound: the most of a range; with epochs that of the lower median device, as devices of a
+    federation may claim any number of samples."""
+    if local.epochs is None:
+        return local.step_range[1]
+    samples = int(lower_median(cycle.samples.tolist())) if len(cycle.samples) else 1
+    return steps_of(local, 0, cycle.round, 0, samples)
 
 
 def most(bound: float, before: Sequence[float], length: float, first: float) -> float:

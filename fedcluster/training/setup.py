@@ -18,7 +18,7 @@ from fedcluster.experiment import Experiment, Local
 from fedcluster.fleet import clock as clocks
 from fedcluster.fleet import fleet
 from fedcluster.fleet.clustering import clusters
-from fedcluster.fleet.schedule import Cycle, Schedule
+from fedcluster.fleet.schedule import Cycle, Schedule, mean_steps
 from fedcluster.inputs import check_size, located
 from fedcluster.models import zoo
 from fedcluster.models.flat_model import FlatModel, Objective, cross_entropy
@@ -284,16 +284,16 @@ def pooled_budget(experiment: Experiment, everyone: fleet.Fleet, schedule: Sched
             f"centralized training takes {steps:,} step{'s' * (steps > 1)} of {one_step:,} samples a round, "
             f"{steps * one_step:,} in all; the fleet's cohorts use {spent:,.0f}{average}"
         )
-    return local.model_copy(update={"steps": steps, "batch": options.batch})
+    return local.model_copy(update={"steps": steps, "epochs": None, "batch": options.batch})
 
 
 def samples_a_round(schedule: Schedule, everyone: fleet.Fleet, local: Local) -> float:
     """Samples that the cohorts of a round use in their local steps, on average over the draws of cohorts and steps."""
-    if local.batch != "full":
-        return schedule.cohort_size() * local.mean_steps * local.batch
+    if local.epochs is None and local.batch != "full":
+        return schedule.cohort_size() * mean_steps(local, everyone.sizes) * local.batch
     members = schedule.clusters.members_in(0, schedule.seed)
     sizes = [cycle.wanted * everyone.sizes[members[cycle.cluster]].mean() for cycle in schedule.round(0)]
-    return float(sum(sizes)) * local.mean_steps
+    return float(sum(sizes)) * (local.epochs or mean_steps(local, everyone.sizes))
 
 
 def pool(partition: Partition, dataset: Dataset, seed: int) -> Partition:

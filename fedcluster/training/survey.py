@@ -82,7 +82,8 @@ def survey(
         sketches[i] = sketch(gradient).numpy()
         if local.batch != "full":
             rows = sample_rows(batches.rows, most, seed, "variance", k)
-            apart = square_deviations(single, batches, rows, flat_model.named(gradient, partial=True)) / local.batch
+            apart = square_deviations(single, batches, rows, flat_model.named(gradient, partial=True))
+            apart *= batch_variance(local, len(batches.rows))
             variances[i] = apart.mean()
             if len(rows) < len(batches.rows):
                 errors[i] = apart.std(ddof=1) * np.sqrt((1 - len(rows) / len(batches.rows)) / len(rows))
@@ -118,10 +119,7 @@ def loss_and_gradient(flat_model: FlatModel, w: Tensor, batches: Batches) -> tup
 
 
 def square_deviations(single: PerSample, batches: Batches, rows: Ints, mean: dict[str, Tensor]) -> Floats:
-    """||grad f(w; sample) - grad f_k(w)||^2 of these rows, some at a time.
-
-    A batch of b samples drawn with replacement, as ours are, has 1/b of their mean as the variance of its gradient.
-    """
+    """||grad f(w; sample) - grad f_k(w)||^2 of these rows, some at a time."""
     size, device = sum(tensor.numel() for tensor in mean.values()), next(iter(mean.values())).device
     found, several = np.zeros(len(rows)), max(1, ROOM // (4 * size))
     for start in range(0, len(rows), several):
@@ -130,6 +128,16 @@ def square_deviations(single: PerSample, batches: Batches, rows: Ints, mean: dic
             apart = torch.linalg.vector_norm(gradients.sub_(mean[name]).flatten(1), dim=1)
             found[start : start + several] += apart.double().square().cpu().numpy()
     return found
+
+
+def batch_variance(local: Local, n: int) -> float:
+    """The variance of a batch's mean, as a multiple of that of one of n samples: 1/b with replacement, and without it,
+    as in a shuffled pass, (n - b) / (b (n - 1))."""
+    assert local.batch != "full"
+    if local.epochs is None:
+        return 1 / local.batch
+    b = min(local.batch, n)
+    return (n - b) / (b * (n - 1)) if n > 1 else 0.0
 
 
 def sample_rows(rows: Ints, most: int, seed: int, role: str, device: int) -> Ints:

@@ -40,7 +40,7 @@ def clock(known: DeviceTable, devices: int, local: Local | None = None, **option
 
 
 def cycle(devices: int, wanted: int, j: int = 0) -> Cycle:
-    return Cycle(j, 0, 0, np.arange(devices), np.full(devices, 1 / devices), wanted)
+    return Cycle(j, 0, 0, np.arange(devices), np.full(devices, 1 / devices), np.full(devices, 50), wanted)
 
 
 def test_a_turn_is_download_training_and_upload() -> None:
@@ -283,3 +283,10 @@ def test_bad_clocks_are_refused(keys: dict[str, Any], said: str) -> None:
 def test_centralized_training_has_no_clock() -> None:
     result = fedcluster.run(EXPERIMENT.override(method="centralized", rounds=1), display=Display())
     assert "simulated_seconds" not in result.history[-1]
+
+
+def test_epochs_take_the_time_of_the_devices_own_samples() -> None:
+    known = DeviceTable(seconds_per_sample=np.array([0.1, 0.2]))
+    timed = clock(known, 2, Local(epochs=3, batch=20))
+    timed.fleet = replace(timed.fleet, sizes=np.array([50, 7]))
+    assert timed.work(0, np.arange(2)).tolist() == [3 * 5000, 3 * 1400]

@@ -24,7 +24,14 @@ from fedcluster.training.callbacks import CallbackList
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 from fedcluster.training.recorder import Recorder
 
-CYCLE = Cycle(round=4, cycle=1, cluster=0, cohort=np.array([2, 5, 7]), weights=np.array([0.1, 0.2, 0.3]))
+CYCLE = Cycle(
+    round=4,
+    cycle=1,
+    cluster=0,
+    cohort=np.array([2, 5, 7]),
+    weights=np.array([0.1, 0.2, 0.3]),
+    samples=np.array([1, 2, 3]),
+)
 FORM = {"model": torch.zeros(3)}
 
 
@@ -183,11 +190,11 @@ def test_the_ledger_refuses_a_second_download_or_upload() -> None:
     ledger = Ledger(10)
     ledger.send(CYCLE, FORM)
     list(ledger.receive([update(5)], CYCLE, FORM))
-    later = Cycle(4, 2, 1, np.array([5, 8]), np.array([0.1, 0.1]))
+    later = Cycle(4, 2, 1, np.array([5, 8]), np.array([0.1, 0.1]), np.ones(2))
     with pytest.raises(BudgetExceeded, match="device 5 would download a second time in round 5"):
         ledger.send(later, FORM)
     with pytest.raises(BudgetExceeded, match="device 5 would upload a second time"):
         list(ledger.receive([update(5, cycle=2)], later, FORM))
-    ledger.send(Cycle(5, 0, 1, np.array([5]), np.array([0.1])), FORM)
+    ledger.send(Cycle(5, 0, 1, np.array([5]), np.array([0.1]), np.ones(1)), FORM)
     assert ledger.downloads[5] == 2
     assert ledger.counts["bytes_down"] == 4 * 12

@@ -10,7 +10,6 @@ import torch
 
 import fedcluster
 from fedcluster.errors import Diverged
-from fedcluster.experiment import Local
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.kernels import library as compiled
 from fedcluster.runs import checkpoint
@@ -60,7 +59,7 @@ def test_squares(compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bounds(model: Message, past: dict[str, tuple[float, ...]], bound: float = 10.0) -> Norms:
-    return Norms(bound, State(model["model"], norms=past), model, model, Local(lr=0.5, steps=(2, 4)))
+    return Norms(bound, State(model["model"], norms=past), model, model, lr=0.5, steps=4)
 
 
 def test_the_bound_is_ten_times_the_median_and_never_below_the_length_of_the_model() -> None:

@@ -31,12 +31,14 @@ class Executor(Protocol):
 
 def check_work(options: Local, partition: Partition) -> None:
     """The samples of all steps of a turn are drawn at once."""
-    steps = options.steps if isinstance(options.steps, int) else options.steps[1]
-    drawn = steps * (int(partition.sizes.max()) if options.batch == "full" else options.batch)
+    largest = int(partition.sizes.max())
+    if options.epochs is not None:
+        what, drawn = "local.epochs times a device's samples", options.epochs * largest
+    else:
+        what = "local.steps times the batch"
+        drawn = options.step_range[1] * (largest if options.batch == "full" else options.batch)
     if drawn > MOST_DRAWN:
-        raise BadExperiment(
-            f"local.steps times the batch is {drawn:,} samples a device and turn: at most {MOST_DRAWN:,} are possible"
-        )
+        raise BadExperiment(f"{what} is {drawn:,} samples a device and turn: at most {MOST_DRAWN:,} are possible")
 
 
 @dataclass(frozen=True, eq=False)

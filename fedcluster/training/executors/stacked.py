@@ -162,7 +162,7 @@ def stackable(here: InProcess) -> str | None:
 def faster(here: InProcess, cycle: Cycle, start: Message, workers: int) -> bool:
     """Whether this cohort trains faster in a stack than by `workers` processes one after the other, by trying both."""
     stacked = Stacked(here)
-    few = Cycle(cycle.round, cycle.cycle, cycle.cluster, cycle.cohort[:4], cycle.weights[:4])
+    few = Cycle(cycle.round, cycle.cycle, cycle.cluster, cycle.cohort[:4], cycle.weights[:4], cycle.samples[:4])
     return seconds(stacked, cycle, start) / len(cycle.cohort) < seconds(here, few, start) / len(few.cohort) / workers
 
 
