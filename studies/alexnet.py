@@ -67,7 +67,7 @@ def main() -> None:
             curves[done[-1], curve] = [lines]
         title = "The small AlexNet: one seed, the paper's learning rates"
         plots.draw(done, curves, "rounds", title, arguments.out / "alexnet.png")
-        text = table.written(done, curves, lambda panel, curve: rate(panel, curve, "paper"))
+        text = table.to_csv(done, curves, lambda panel, curve: rate(panel, curve, "paper"))
         write_atomically(arguments.out / "alexnet.csv", text)
 
 

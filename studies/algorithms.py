@@ -22,7 +22,7 @@ from running import run
 
 from fedcluster.algorithms.registry import ALGORITHMS
 from fedcluster.analysis.jobs import Job
-from fedcluster.analysis.tuning import best, missing, rate
+from fedcluster.analysis.tuning import best_step, next_steps, rate
 from fedcluster.errors import Diverged
 from fedcluster.experiment import Experiment
 from fedcluster.runs.plots import canvas, save
@@ -81,7 +81,7 @@ def losses(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, tuple[floa
 def tune(cells: list[Cell], runs: Path, stage: str) -> dict[Cell, float]:
     """Each cell's best rate, with a worse one on either side of it; on one seed, which is not used again."""
     found: dict[Cell, dict[int, float]] = {cell: {} for cell in cells}
-    while wanted := [(cell, step) for cell, tried in found.items() for step in missing(tried)]:
+    while wanted := [(cell, step) for cell, tried in found.items() for step in next_steps(tried)]:
         jobs = {
             (cell, step): Job(label(cell, lr, TUNING_SEED), experiment(cell, lr, TUNING_SEED))
             for cell, step in wanted
@@ -89,7 +89,7 @@ def tune(cells: list[Cell], runs: Path, stage: str) -> dict[Cell, float]:
         }
         for (cell, step), (loss, _) in losses(jobs, runs, stage).items():
             found[cell][step] = loss
-    return {cell: rate(AROUND, best(tried)) for cell, tried in found.items()}
+    return {cell: rate(AROUND, best_step(tried)) for cell, tried in found.items()}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Fair comparison: the same fleet, start and budget for each method, over several seeds."""
+"""A fair comparison: the same fleet, start and budget for every method, over several seeds."""
 
 import json
 import tempfile
@@ -29,7 +29,7 @@ RATES = ("paper", "equal", "tuned")
 
 @dataclass(frozen=True)
 class Outcome:
-    """One method: its rate, and its curves by seed, each from the start (round 0)."""
+    """One method: its learning rate and its curve for each seed, from the start (round 0)."""
 
     method: str
     lr: float
@@ -42,11 +42,11 @@ class Outcome:
         return fmean(values), stdev(values) if len(values) > 1 else 0.0
 
     def rounds_to(self, loss: float) -> list[int | None]:
-        """By seed, the first round whose training loss is at or below `loss`."""
+        """For each seed the first round with a training loss of at most `loss`."""
         return [next((line["round"] for line in lines if line["train_loss"] <= loss), None) for lines in self.histories]
 
     def reach(self, loss: float, x: str) -> list[float | None]:
-        """By seed, how much of `x` it took until the training loss was at or below `loss`."""
+        """For each seed the value of `x` at that round."""
         return [next((X[x][1](line) for line in lines if line["train_loss"] <= loss), None) for lines in self.histories]
 
 
@@ -56,6 +56,25 @@ class Comparison:
     target: float
     lr: str
     x: str = "rounds"
+
+
+@dataclass(frozen=True)
+class Methods:
+    """The experiments of the methods. `participation` is FedAvg's share of all devices, for the same budget."""
+
+    experiment: Experiment
+    clusters: int
+    participation: float
+
+    def variant(self, method: str, lr: float, seed: int) -> Experiment:
+        """The experiment by another method. FedAvg has one cluster of all devices."""
+        keys: dict[str, Any] = {"seed": seed, "local.lr": lr, "method": "fedcluster"}
+        if method == "fedavg":
+            one_cluster = {"method": "random", "count": 1, "soft": False, "participation": self.participation}
+            keys |= {f"clusters.{key}": value for key, value in one_cluster.items()}
+        if method == "centralized":
+            keys |= {"method": "centralized"}
+        return self.experiment.override(**keys)
 
 
 def compare(
@@ -70,14 +89,48 @@ def compare(
     progress: Progress = lambda stage, done, total: None,
     x: str = "rounds",
 ) -> Comparison:
-    """Run every method on every seed. `lr`: "paper" (local.lr is FedCluster's and centralized SGD's, FedAvg's
-    is M times that), "equal" (local.lr for all), or "tuned" (each method's best on seeds kept for that). The picture
-    and the table are over `x`: "rounds", "aggregations", "updates", "bytes" or "time"."""
+    """Run every method on every seed.
+
+    `lr`: "paper" (local.lr for FedCluster and centralized SGD, M times that for FedAvg), "equal" (local.lr for all) or
+    "tuned" (each method's best rate, found on other seeds). The plot and the table are over `x`: "rounds",
+    "aggregations", "updates", "bytes" or "time".
+    """
     leave_if_importing()
+    check_options(experiment, methods, seeds, lr, workers, x)
+    described = describe(experiment)
+    with nullcontext(out) if out is not None else tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare_folder(folder, experiment, resume or out is None)
+        rates = learning_rates(described, methods, lr, folder, workers, progress)
+        all_seeds = range(experiment.seed, experiment.seed + seeds)
+        jobs = {
+            method: [Job(f"{method}-seed{seed}", described.variant(method, rates[method], seed)) for seed in all_seeds]
+            for method in methods
+        }
+        by_seed = [job for same_seed in zip(*jobs.values(), strict=True) for job in same_seed]
+        histories = run_all(by_seed, folder, workers, lambda done, total: progress("comparing", done, total))
+        outcomes = []
+        for method in methods:
+            lines = []
+            for job in jobs[method]:
+                history = histories[job.name]
+                if isinstance(history, Diverged):
+                    raise Diverged(f"{LABELS[method]} at rate {rates[method]:g}: {history}")
+                lines.append(history)
+            outcomes.append(Outcome(method, rates[method], described.clusters if method == "fedcluster" else 1, lines))
+        if target is None:
+            target = max(lines[-1]["train_loss"] for outcome in outcomes for lines in outcome.histories)
+        comparison = Comparison(outcomes, target, lr, x)
+        title = caption(experiment, seeds, lr)
+        curves({outcome.method: outcome.histories for outcome in outcomes}, folder / "curves.png", title, x)
+        write_atomically(folder / "comparison.json", json.dumps(summary(comparison), indent=2) + "\n")
+        return comparison
+
+
+def check_options(experiment: Experiment, methods: Sequence[str], seeds: int, lr: str, workers: int, x: str) -> None:
     if type(workers) is not int or workers < 1:
         raise BadExperiment(f"workers = {workers!r} is not allowed: use a whole number from 1 on")
-    unknown = [method for method in methods if method not in METHODS]
-    if unknown or not methods or lr not in RATES or not 1 <= seeds <= 1000:
+    if not methods or set(methods) - set(METHODS) or lr not in RATES or not 1 <= seeds <= 1000:
         raise BadExperiment(
             f"cannot compare methods {', '.join(methods)} with lr {lr} over {seeds} seeds: "
             f"methods are {', '.join(METHODS)}, lr is {', '.join(RATES)}, and seeds at least 1 and at most 1000"
@@ -85,69 +138,43 @@ def compare(
     if x not in X:
         raise BadExperiment(f"cannot compare over {x}: x is {', '.join(X)}")
     if x == "time" and experiment.clock is None:
-        raise BadExperiment("to compare over time there must be a clock: add a section [clock] to the experiment")
-    count, whole = clusters_and_share(experiment)
-    with nullcontext(out) if out is not None else tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        claim(place, experiment, resume or out is None)
-        rates = learning_rates(experiment, methods, lr, count, whole, place, workers, progress)
-        jobs = {
-            method: [
-                Job(f"{method}-seed{seed}", variant(experiment, method, rates[method], seed, whole))
-                for seed in range(experiment.seed, experiment.seed + seeds)
-            ]
-            for method in methods
-        }
-        by_seed = [job for several in zip(*jobs.values(), strict=True) for job in several]
-        histories = run_all(by_seed, place, workers, lambda done, total: progress("comparing", done, total))
-        outcomes = []
-        for method in methods:
-            mine = [histories[job.name] for job in jobs[method]]
-            broken = next((lines for lines in mine if isinstance(lines, Diverged)), None)
-            if broken is not None:
-                raise Diverged(f"{LABELS[method]} at rate {rates[method]:g}: {broken}")
-            lines = [one for one in mine if isinstance(one, list)]
-            outcomes.append(Outcome(method, rates[method], count if method == "fedcluster" else 1, lines))
-        if target is None:
-            target = max(lines[-1]["train_loss"] for outcome in outcomes for lines in outcome.histories)
-        comparison = Comparison(outcomes, target, lr, x)
-        curves({o.method: o.histories for o in outcomes}, place / "curves.png", caption(experiment, seeds, lr), x)
-        write_atomically(place / "comparison.json", json.dumps(summary(comparison), indent=2) + "\n")
-        return comparison
+        raise BadExperiment("comparing over time needs simulated time: add a section [clock] to the experiment")
 
 
-def clusters_and_share(experiment: Experiment) -> tuple[int, float]:
-    """M, and the share of all devices that takes part in a round of FedAvg with as many updates as FedCluster's."""
-    everyone, _ = fleet.build(experiment.fleet, sources.open_dataset(experiment.data.name), experiment.seed)
-    groups = clusters.build(experiment.clusters, everyone, experiment.seed)
-    updates = Schedule(experiment.clusters, everyone, groups, experiment.seed).cohort_size()
-    return groups.count, fedavg_participation(experiment.clusters.participation, updates, len(everyone))
+def describe(experiment: Experiment) -> Methods:
+    """Build the fleet and its clusters to find M, and the participation that gives FedAvg as many updates a round."""
+    devices, _ = fleet.build(experiment.fleet, sources.open_dataset(experiment.data.name), experiment.seed)
+    groups = clusters.build(experiment.clusters, devices, experiment.seed)
+    updates = Schedule(experiment.clusters, devices, groups, experiment.seed).cohort_size()
+    participation = fedavg_participation(experiment.clusters.participation, updates, len(devices))
+    return Methods(experiment, groups.count, participation)
+
+
+def fedavg_participation(participation: float, updates: int, devices: int) -> float:
+    """The share of all devices that gives FedAvg the same number of updates a round. It is `participation` itself,
+    unless small clusters have at least one device each in their cohorts, or devices are in no cluster."""
+    return participation if taking_part(participation, devices) == updates else updates / devices
 
 
 def learning_rates(
-    experiment: Experiment,
-    methods: Sequence[str],
-    lr: str,
-    count: int,
-    whole: float,
-    out: Path,
-    workers: int,
-    progress: Progress,
+    described: Methods, methods: Sequence[str], lr: str, out: Path, workers: int, progress: Progress
 ) -> dict[str, float]:
-    """The rate of every method: as in the paper, equal, or the best of those tried on seeds kept for tuning."""
-    base = experiment.local.lr
-    if lr != "tuned":
-        return {method: base * (count if method == "fedavg" and lr == "paper" else 1) for method in methods}
+    """The learning rate of every method."""
+    base = described.experiment.local.lr
+    if lr == "equal":
+        return dict.fromkeys(methods, base)
+    if lr == "paper":
+        return {method: base * (described.clusters if method == "fedavg" else 1) for method in methods}
 
     def job(method: str, rate: float, seed: int) -> Job:
-        return Job(f"tune-{method}-{rate:g}-seed{seed}", variant(experiment, method, rate, seed, whole))
+        return Job(f"tune-{method}-{rate:g}-seed{seed}", described.variant(method, rate, seed))
 
     best = best_rates(dict.fromkeys(methods, base), job, out, workers, progress)
-    return {method: found.lr for method, found in best.items()}
+    return {method: tuned.lr for method, tuned in best.items()}
 
 
-def claim(out: Path, experiment: Experiment, resume: bool) -> None:
-    """A comparison's folder is made once, and continued only by the same experiment."""
+def prepare_folder(out: Path, experiment: Experiment, resume: bool) -> None:
+    """Make the folder of a comparison, or check that it belongs to the same experiment."""
     path = out / "experiment.toml"
     if path.exists():
         if not resume:
@@ -162,24 +189,6 @@ def claim(out: Path, experiment: Experiment, resume: bool) -> None:
         raise BadRun(f"cannot write to {out} ({error.strerror}): choose another folder with --out") from None
 
 
-def fedavg_participation(participation: float, updates: int, devices: int) -> float:
-    """The share of all devices that gives FedAvg as many updates a round as FedCluster's cohorts have together. It is
-    `participation` itself, unless FedCluster has small clusters that give a device each, or leaves devices out."""
-    return participation if taking_part(participation, devices) == updates else updates / devices
-
-
-def variant(experiment: Experiment, method: str, lr: float, seed: int, whole: float) -> Experiment:
-    """The same experiment by another method. FedAvg is one cluster of everybody, of which the share `whole` takes
-    part."""
-    keys: dict[str, Any] = {"seed": seed, "local.lr": lr, "method": "fedcluster"}
-    if method == "fedavg":
-        one = {"method": "random", "count": 1, "soft": False, "participation": whole}
-        keys |= {f"clusters.{key}": value for key, value in one.items()}
-    if method == "centralized":
-        keys |= {"method": "centralized"}
-    return experiment.override(**keys)
-
-
 def caption(experiment: Experiment, seeds: int, lr: str) -> str:
     data = experiment.data.name if isinstance(experiment.data.name, str) else "data"
     rates = {
@@ -191,18 +200,15 @@ def caption(experiment: Experiment, seeds: int, lr: str) -> str:
 
 
 def summary(comparison: Comparison) -> dict[str, Any]:
-    timed = comparison.x != "rounds"
-    return {
-        "lr": comparison.lr,
-        "target_train_loss": comparison.target,
-        "methods": {
-            outcome.method: {
-                "lr": outcome.lr,
-                "clusters": outcome.clusters,
-                "rounds_to_target": outcome.rounds_to(comparison.target),
-                **({f"{comparison.x}_to_target": outcome.reach(comparison.target, comparison.x)} if timed else {}),
-                "final": [lines[-1] for lines in outcome.histories],
-            }
-            for outcome in comparison.outcomes
-        },
-    }
+    """The contents of comparison.json."""
+    methods = {}
+    for outcome in comparison.outcomes:
+        found: dict[str, Any] = {
+            "lr": outcome.lr,
+            "clusters": outcome.clusters,
+            "rounds_to_target": outcome.rounds_to(comparison.target),
+        }
+        if comparison.x != "rounds":
+            found[f"{comparison.x}_to_target"] = outcome.reach(comparison.target, comparison.x)
+        methods[outcome.method] = found | {"final": [lines[-1] for lines in outcome.histories]}
+    return {"lr": comparison.lr, "target_train_loss": comparison.target, "methods": methods}

@@ -20,7 +20,7 @@ from fedcluster.runs.plots import canvas, heat, save
 from fedcluster.runs.progress import Display
 from fedcluster.training.setup import build_clusters
 
-SHOWN = 2000  # devices in the plot; of a larger fleet, an even sample
+MAX_SHOWN = 2000  # devices in the plot; of a larger fleet an even sample
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def build(experiment: Experiment, display: Display) -> FleetReport:
     cap = experiment.accept.cap(claimed=False)
     everyone, partition = fleet.build(experiment.fleet, dataset, experiment.seed, cap)
     groups = build_clusters(experiment, dataset, everyone, partition, display)
-    devices = display.track(range(len(everyone)), "drawing the fleet", "devices")
+    devices = display.track(range(len(everyone)), "label counts", "devices")
     return FleetReport(everyone, groups, np.array([partition.label_counts(k) for k in devices]))
 
 
@@ -54,7 +54,7 @@ def write(report: FleetReport, out: Path) -> list[Path]:
     """Write devices.csv (everything per device), clusters.csv (input of clusters.method = "file") and the plot."""
     out.mkdir(parents=True, exist_ok=True)
     devices, weights = report.fleet, report.fleet.weights
-    assignment = in_words(report.clusters.assignment)
+    assignment = cluster_names(report.clusters.assignment)
     classes = [f"class_{c}" for c in range(report.label_counts.shape[1])]
     rows = [
         [
@@ -77,11 +77,11 @@ def clusters_table(path: Path, groups: clusters.Clusters, names: list[Any]) -> N
     """Write the assignment as a file that clusters.method = "file" reads."""
     columns = [groups.assignment] if groups.second is None else [groups.assignment, groups.second]
     header = ["device", "cluster", "second"][: len(columns) + 1]
-    table(path, header, zip(names, *map(in_words, columns), strict=True))
+    table(path, header, zip(names, *map(cluster_names, columns), strict=True))
 
 
-def in_words(assignment: Ints) -> list[str]:
-    """The number of each device's cluster, or none."""
+def cluster_names(assignment: Ints) -> list[str]:
+    """The number of each device's cluster as text, or "none"."""
     words = [*map(str, range(int(assignment.max()) + 1)), "none"]  # the last is at -1
     return [words[cluster] for cluster in assignment.tolist()]
 
@@ -98,7 +98,7 @@ def plot(report: FleetReport, path: Path) -> None:
     """Plot the label shares of devices and clusters, and the weights p_k and q_K."""
     figure, (left, middle, sizes, right) = canvas(4, 16, 4.2)
     everyone, groups = report.fleet, report.clusters
-    shown = np.linspace(0, len(everyone) - 1, min(SHOWN, len(everyone))).astype(int)
+    shown = np.linspace(0, len(everyone) - 1, min(MAX_SHOWN, len(everyone))).astype(int)
     shown = shown[np.argsort(everyone.major_class[shown], kind="stable")]
     heat(
         left,

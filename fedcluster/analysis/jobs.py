@@ -1,4 +1,4 @@
-"""Many runs: side by side in processes, each in its folder, resumed where they stopped."""
+"""Many runs in parallel processes, each in its own folder and resumed where it stopped."""
 
 import gc
 import json
@@ -21,13 +21,13 @@ from fedcluster.runs.metrics import Line
 from fedcluster.runs.progress import Display, say
 from fedcluster.training.run import run
 
-AGAIN = 3  # times in a row that processes are started anew without a run getting done in between
-GRACE = 20.0  # seconds that a run has to save itself
+MAX_RESTARTS = 3  # in a row, without a run that finishes in between
+GRACE = 20.0  # seconds for a run to save its last cycle
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of many: its name is its folder."""
+    """One of many runs. Its name is that of its folder."""
 
     name: str
     experiment: Experiment
@@ -36,44 +36,44 @@ class Job:
 def run_all(
     jobs: list[Job], out: Path, workers: int, progress: Callable[[int, int], None]
 ) -> dict[str, list[Line] | Diverged]:
-    """Every job's curve from its start, or how it diverged. What has the same name is run once, and what is finished in
-    the folder not again."""
+    """The curve of every job from its start (round 0), or how it diverged. Jobs of the same name are run once, and runs
+    that are finished in `out` are not repeated."""
     jobs = list({job.name: job for job in jobs}.values())
     total = sum(job.experiment.rounds for job in jobs)
     results: dict[str, list[Line] | Diverged] = {}
     if workers < 2:
         for job in jobs:
             before = sum(other.experiment.rounds for other in jobs[: len(results)])
-            results[job.name] = run_one(job, out, Counting(lambda n, before=before: progress(before + n, total)))  # type: ignore[misc]
+            results[job.name] = run_one(job, out, RoundCounter(lambda n, before=before: progress(before + n, total)))  # type: ignore[misc]
         return results
     lost = 0
     while left := [job for job in jobs if job.name not in results]:
         before = len(results)
-        codes = side_by_side(left, out, workers, results, lambda: progress(rounds_of(jobs, out), total))
+        codes = run_in_processes(left, out, workers, results, lambda: progress(all_rounds_done(jobs, out), total))
         if UNGUARDED in codes:
             raise BadExperiment(GUARD)
         lost = 0 if len(results) > before else lost + 1
-        if lost > AGAIN:
+        if lost > MAX_RESTARTS:
             raise LostRank(
-                f"the processes that train were lost {lost} times in a row (exit code {codes[0]}), perhaps for want of "
-                f"memory: go on with --resume when there is more, or with fewer workers; what is done is in {out}"
+                f"the training processes were lost {lost} times in a row (exit code {codes[0]}), perhaps because "
+                f"memory ran out: free some or use fewer workers, and go on with --resume; progress is saved in {out}"
             )
         if codes:
-            say(f"a process that trains was lost (exit code {codes[0]}); its run goes on in another")
+            say(f"a training process was lost (exit code {codes[0]}); another one continues its run")
     return results
 
 
-def side_by_side(
+def run_in_processes(
     jobs: list[Job], out: Path, workers: int, results: dict[str, list[Line] | Diverged], progress: Callable[[], None]
 ) -> list[int]:
-    """Run all jobs, or until a process is lost: then the exit codes of those that ended by themselves."""
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=enlist, initargs=(os.getpid(),))
+    """Run all jobs, or until a process is lost: then return the exit codes of those that failed."""
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=init_worker, initargs=(os.getpid(),))
     pending: dict[Future[list[Line] | Diverged], str] = {}
     processes: list[BaseProcess] = []
     others = active_children()
     try:
         with defer_interrupts():
-            pending = {pool.submit(run_here, job, out): job.name for job in jobs}
+            pending = {pool.submit(run_in_worker, job, out): job.name for job in jobs}
         processes = [process for process in active_children() if process not in others]
         while pending:
             for future in wait(pending, timeout=0.3, return_when=FIRST_COMPLETED).done:
@@ -86,9 +86,9 @@ def side_by_side(
         processes = [process for process in active_children() if process not in others]
         for process in processes:
             process.terminate()  # each saves its last whole cycle
-        until = time.monotonic() + GRACE
+        deadline = time.monotonic() + GRACE
         for process in processes:
-            process.join(max(0.0, until - time.monotonic()))
+            process.join(max(0.0, deadline - time.monotonic()))
             process.kill()
         raise
     finally:
@@ -99,14 +99,14 @@ def side_by_side(
     )
 
 
-def enlist(parent: int) -> None:
-    """A process of the pool ends when it is told to, without a word, or when its parent is gone."""
+def init_worker(parent: int) -> None:
+    """A worker ends silently when it is terminated, or when its parent is gone."""
     end_with(parent)
     keep_memory()
 
 
-def run_here(job: Job, out: Path) -> list[Line] | Diverged:
-    """In a process of the pool: told to end, it saves first."""
+def run_in_worker(job: Job, out: Path) -> list[Line] | Diverged:
+    """Run a job in a worker, which saves its last cycle when it is terminated."""
     try:
         with terminable():
             return run_one(job, out)
@@ -114,7 +114,7 @@ def run_here(job: Job, out: Path) -> list[Line] | Diverged:
         os._exit(Terminated.exit_code)
 
 
-def rounds_of(jobs: list[Job], out: Path) -> int:
+def all_rounds_done(jobs: list[Job], out: Path) -> int:
     return sum(rounds_done(out / job.name) for job in jobs)
 
 
@@ -126,19 +126,20 @@ def rounds_done(folder: Path) -> int:
 
 
 def run_one(job: Job, out: Path, display: Display | None = None) -> list[Line] | Diverged:
+    """Run a job in this process, or resume it."""
     folder = out / job.name
     try:
         history = run(job.experiment, folder, resume=True, display=display or Display()).history
     except Diverged as error:
         return error
     finally:
-        gc.collect()  # a run ends in a ring of references, and its data set may be hundreds of megabytes
+        gc.collect()  # a finished run is a reference cycle, with a data set of perhaps hundreds of megabytes
     start = json.loads((folder / "run.json").read_bytes())["start"]
     return [{"round": 0, **start}, *history]
 
 
-class Counting(Display):
-    """Reports the rounds that a run in this process has done."""
+class RoundCounter(Display):
+    """Reports how many rounds a run in this process has done."""
 
     def __init__(self, report: Callable[[int], None]) -> None:
         self.report = report

@@ -1,4 +1,7 @@
-"""The timetable before training: who is free when, and which slot or band they got. It needs a fleet, but no data."""
+"""The timetable of a fleet before training: when devices are free, and the time slot or time zones of each cluster.
+
+It needs a fleet file, but no data.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +21,18 @@ from fedcluster.fleet.timezones import DAY
 from fedcluster.rng import stream
 from fedcluster.runs.plots import canvas, save
 
-BINS = 96  # quarters of an hour in the picture
-NIGHT = (22.0, 6.0)  # by the clock on the wall, where no trace says when devices are free
+BINS = 96  # of 15 minutes each, in the plot
+NIGHT = (22.0, 6.0)  # local time; shown where there is no trace of when devices are free
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """`free[K, b]` is the share of cluster K's devices that are free in quarter b of the day (UTC), over the days of
-    their traces. Cluster K has the hours `slots[K]`, and `coverage[K]` is the share of device days on which a device is
-    free long enough in them. Without a trace, `free` says for whom it is night, and there are no slots."""
+    """The clusters of a fleet and their timetable.
+
+    `free[K, b]` is the share of cluster K's devices that are free in the 15 minutes b of the day (UTC), on average over
+    the days of the trace; without a trace, the share for which it is night. `slots[K]` are the hours of cluster K, and
+    `coverage[K]` is the share of device days on which a device is free long enough in them; both need a trace.
+    """
 
     fleet: Fleet
     clusters: clusters.Clusters
@@ -36,21 +42,21 @@ class Plan:
 
     @property
     def inequality(self) -> str | None:
-        """What follows from clusters of unequal weight; without a column samples, all devices weigh the same."""
+        """A sentence where cluster weights differ. Without a column `samples` all devices weigh the same."""
         return self.clusters.inequality(self.fleet, "devices" if self.fleet.known.samples is None else "samples")
 
     @property
     def offsets(self) -> list[tuple[float, float] | None]:
-        """The first and the last UTC offset of each band."""
+        """The first and the last UTC offset of each cluster by time zone."""
         if self.slots is not None:
             return [None] * self.clusters.count
-        ahead = clusters.utc_offset(self.fleet)
-        midnights = [np.unique(np.mod(-ahead[members], 24)) for members in self.clusters.members]
-        return [ends_of(there) for there in midnights]
+        offset = clusters.utc_offset(self.fleet)
+        midnights = [np.unique(np.mod(-offset[members], 24)) for members in self.clusters.members]
+        return [arc_ends(hours) for hours in midnights]
 
 
-def ends_of(midnights: Floats) -> tuple[float, float]:
-    """The ends of an arc on the circle of 24 hours, which does not hold its widest gap, as UTC offsets."""
+def arc_ends(midnights: Floats) -> tuple[float, float]:
+    """The ends of the shortest arc on the circle of 24 hours that has all these midnights (UTC), as UTC offsets."""
     gap = int(np.diff(midnights, append=midnights[0] + 24).argmax())
     first, last = midnights[(gap + 1) % len(midnights)], midnights[gap]
     return tuple(float(-x if x <= 12 else 24 - x) for x in (first, last))  # type: ignore[return-value]
@@ -66,9 +72,9 @@ def plan(
     free_seconds: float = 600.0,
     trace_format: str | None = None,
 ) -> Plan:
-    """The clusters that `clusters.method` "availability" makes of a fleet with a trace, and "timezone" without."""
+    """Cluster a fleet as `clusters.method` "availability" does, or without a trace as "timezone" does."""
     if soft and availability is None:
-        raise BadExperiment("--soft needs --availability: only then is it known in which slots a device is free")
+        raise BadExperiment("--soft needs --availability, which says in which slots a device is free")
     trace_path = None if availability is None else str(availability)
     fleet_options: FleetOptions = options_of(
         "fleet", path=str(path), availability=trace_path, trace_format=trace_format, date=date
@@ -95,12 +101,12 @@ def plan(
 
 
 def options_of(section: str, **keys: Any) -> Any:
-    """Options from the command line, refused in words as those of an experiment are."""
+    """A section of an experiment from options of the command line, validated with the same messages."""
     return getattr(Experiment(**{section: keys}), section)
 
 
 def by_cluster(assignment: Ints, count: int, values: Floats) -> Floats:
-    """Sums of the devices' rows over each cluster."""
+    """The sum of the devices' rows over each cluster."""
     inside = np.flatnonzero(assignment >= 0)
     ones = np.ones(len(inside))
     sums: Floats = coo_array((ones, (assignment[inside], inside)), shape=(count, len(assignment))).tocsr() @ values
@@ -108,7 +114,7 @@ def by_cluster(assignment: Ints, count: int, values: Floats) -> Floats:
 
 
 def nights(fleet: Fleet, groups: clusters.Clusters) -> Floats:
-    """For which share of each cluster it is night."""
+    """The share of each cluster for which it is night, [M, BINS]."""
     ahead = clusters.utc_offset(fleet)
     times = (np.arange(BINS) + 0.5) * 24 / BINS
     shares = []
@@ -120,29 +126,31 @@ def nights(fleet: Fleet, groups: clusters.Clusters) -> Floats:
 
 
 def write(found: Plan, out: Path) -> list[Path]:
-    """clusters.csv (taken back by clusters.method = "file") and the picture."""
+    """Write clusters.csv, which clusters.method = "file" reads, and the plot."""
     out.mkdir(parents=True, exist_ok=True)
     names = found.fleet.names
     devices = list(range(len(found.fleet))) if names is None else names.tolist()
     clusters_table(out / "clusters.csv", found.clusters, devices)
-    picture(found, out / "plan.png")
+    plot(found, out / "plan.png")
     return [out / "clusters.csv", out / "plan.png"]
 
 
-def picture(found: Plan, path: Path) -> None:
-    """Clusters over the day: how many of each are free when, the slot they got, and how many they are."""
+def plot(found: Plan, path: Path) -> None:
+    """Plot the share of each cluster that is free over the day, its slot, and its number of devices."""
     groups = found.clusters
     figure, (day, sizes) = canvas(2, 11, max(2.6, 0.28 * groups.count + 1.4), widths=(4, 1))
     image = day.imshow(
         found.free, aspect="auto", cmap="Blues", vmin=0, vmax=1, extent=(0, 24, groups.count - 0.5, -0.5)
     )
-    what = "free" if found.slots is not None else f"in the night ({NIGHT[0]:.0f} to {NIGHT[1]:.0f} h local)"
+    what = (
+        "that is free" if found.slots is not None else f"where it is night ({NIGHT[0]:.0f} to {NIGHT[1]:.0f} h local)"
+    )
     figure.colorbar(image, ax=day, label=f"share of the cluster {what}")
     for cluster, (begin, end) in enumerate(found.slots if found.slots is not None else []):
         day.plot(
             [begin, end, end, begin, begin], np.array([-0.5, -0.5, 0.5, 0.5, -0.5]) + cluster, color="#D55E00", lw=1.8
         )
-    title = "who is free when (orange: the cluster's slot)" if found.slots is not None else "where it is night"
+    title = "free devices (orange: the cluster's slot)" if found.slots is not None else "night"
     day.set(title=title, xlabel="hour of the day, UTC", ylabel="cluster", xticks=range(0, 25, 3))
     sizes.barh(range(groups.count), [len(members) for members in groups.members], color="#0072B2")
     sizes.set(title="devices", ylim=(groups.count - 0.5, -0.5))

@@ -16,17 +16,17 @@ from fedcluster.analysis.paper.claims import (
     advantage,
     all_of,
     comparable,
-    fair,
     fewer_errors,
     interval,
     judge,
     larger,
     last_advantage,
+    questions,
     rounds_saved,
     rounds_to,
 )
 from fedcluster.analysis.paper.figures import CONTROL, FEDAVG, FEDCLUSTER, FIGURES, experiment, panels
-from fedcluster.analysis.paper.reproduce import job, whole
+from fedcluster.analysis.paper.reproduce import complete, job
 from fedcluster.analysis.tuning import TUNING_SEEDS, rate
 from fedcluster.training.setup import prepare
 from tests.training.test_stacked import Listen
@@ -221,7 +221,7 @@ def test_from_one_command(small_mnist: None, here: Any, tmp_path: Path) -> None:
     assert "FedAvg's divided by M" in beside
     code, again, err = here("reproduce", "fig6", "--out", out, "--x", "bytes")
     assert "runs to do" not in err
-    assert f"fig6 is drawn from {out}/fig6.csv" in err
+    assert f"fig6 is plotted from {out}/fig6.csv" in err
     assert again == said
     assert (out / "fig6-bytes.png").stat().st_size > 20_000
 
@@ -234,7 +234,7 @@ def test_the_questions_point_the_right_way() -> None:
             loss = {"fedcluster": 0.25 if "0.9" in panel.title else 0.5, "control": 0.5}.get(curve.method, 1.0)
             runs = [history(3.0, loss * noise, loss) for noise in (1.0, 1.01, 0.99)]
             histories["mnist", f"fig3 {panel.title}", curve.label] = runs
-    cohorts, clusters, grows, errors, last = fair(histories)
+    cohorts, clusters, grows, errors, last = questions(histories)
     assert [v.verdict for v in (cohorts, clusters, grows, errors, last)] == ["yes"] * 5
     assert cohorts.effect == pytest.approx(np.log(2), abs=0.02)
     assert clusters.effect == pytest.approx(np.log(2) / 4, abs=0.02)
@@ -257,7 +257,7 @@ def test_an_advantage_can_be_lost_by_the_end() -> None:
             runs = [history(3.0, start * noise, end * noise) for noise in (1.0, 1.01, 0.99)]
             histories["mnist", f"fig4 {panel.title}", curve.label] = runs
     assert {v.verdict for v in judge(histories)} == {"reproduced"}
-    [last] = fair(histories)
+    [last] = questions(histories)
     assert last.verdict == "no"
     assert last.effect == pytest.approx(-np.log(2))
 
@@ -309,7 +309,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     line = {"aggregations": 3, "train_loss": 0.5, "test_loss": 0.25, "test_accuracy": 0.75}
     curves = [[{"round": j} | line for j in range(3)] for _ in range(2)]
     path = tmp_path / "fig6.csv"
-    path.write_text(table.written([panel], {(panel, curve): curves for curve in panel.curves}, lambda _, __: 0.1))
+    path.write_text(table.to_csv([panel], {(panel, curve): curves for curve in panel.curves}, lambda _, __: 0.1))
     found = table.read(path)
     assert list(found) == [("mnist", f"fig6 {panel.title}", curve.label) for curve in panel.curves]
     sent = {"device_updates": 0, "bytes_up": 0, "bytes_down": 0}
@@ -331,7 +331,7 @@ def test_tuned_and_left_out(small_mnist: None, here: Any, tmp_path: Path) -> Non
             assert (tmp_path / "out" / "runs" / job(tuning).name).exists()
     assert "Every curve has its own best" in (tmp_path / "out" / "choices.md").read_text()
     code, _, err = here("reproduce", "fig2", "--out", tmp_path / "other")
-    assert "fig2 is on CIFAR-10, which scale quick leaves out" in err
+    assert "fig2 needs CIFAR-10, which is not part of scale quick" in err
 
 
 def test_bad_words_are_named(here: Any) -> None:
@@ -350,7 +350,7 @@ def test_a_run_that_diverged_stands_where_it_began(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text("rounds = 3")
     (tmp_path / "metrics.jsonl").write_text('{"round": 1, "train_loss": 9.0, "test_accuracy": 0.1, "uploads": 7}\n')
     said: list[str] = []
-    lines = whole(Diverged("too fast"), tmp_path, FEDAVG, said.append)
+    lines = complete(Diverged("too fast"), tmp_path, FEDAVG, said.append)
     assert [line["train_loss"] for line in lines] == [2.3, 9.0, 2.3, 2.3]
     assert lines[-1]["uploads"] == 7
     assert "FedAvg diverged" in said[0]

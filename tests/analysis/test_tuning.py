@@ -2,30 +2,30 @@ import math
 
 import pytest
 
-from fedcluster.analysis.tuning import LOWEST, best, last_loss, missing, rate
+from fedcluster.analysis.tuning import LOWEST, best_step, last_loss, next_steps, rate
 from fedcluster.errors import Diverged
 
 
 @pytest.mark.parametrize("where", [-9, -2, -1, 0, 1, 2, 7])
 def test_the_search_ends_with_a_worse_rate_on_either_side(where: int) -> None:
     tried: dict[int, float] = {}
-    while steps := missing(tried):
+    while steps := next_steps(tried):
         assert not set(steps) & tried.keys()
         tried |= {step: math.inf if step > where + 1 else abs(step - where) for step in steps}
-    assert best(tried) == where
+    assert best_step(tried) == where
     assert {where - 1, where + 1} <= tried.keys()
     assert len(tried) <= 4 + abs(where)
 
 
 def test_the_search_gives_up_where_every_rate_diverges() -> None:
     tried: dict[int, float] = {}
-    while steps := missing(tried):
+    while steps := next_steps(tried):
         tried |= dict.fromkeys(steps, math.inf)
     assert min(tried) == LOWEST
 
 
 def test_of_equals_the_lower_rate() -> None:
-    assert best({0: 1.0, -1: 1.0, 1: 2.0}) == -1
+    assert best_step({0: 1.0, -1: 1.0, 1: 2.0}) == -1
 
 
 def test_rates() -> None:

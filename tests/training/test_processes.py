@@ -141,7 +141,7 @@ def test_the_run_of_a_killed_process_goes_on_in_another(
 def test_processes_that_are_always_killed_end_in_a_sentence(
     jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedcluster.analysis.jobs.AGAIN", 0)
+    monkeypatch.setattr("fedcluster.analysis.jobs.MAX_RESTARTS", 0)
 
     def kill(done: int, total: int) -> None:
         for victim in multiprocessing.active_children():

@@ -1,4 +1,4 @@
-"""What the paper leaves unsaid, chosen once.
+"""Our choices where the paper does not say what it did.
 
 The paper says: 1000 devices of 500 samples, E = 20 steps of batch 30, a tenth of each cluster takes part, 10 random
 clusters, learning rates 0.1 (CIFAR-10) and 0.05 (MNIST) for FedAvg, a tenth of those for FedCluster, 0.01 and 0.005 for
@@ -15,7 +15,7 @@ ADAM_FACTOR = 0.01
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of it: which model, how many rounds and seeds, on which data."""
+    """The size of a reproduction: the model, the rounds on each data set, and the number of seeds."""
 
     model: str
     rounds: dict[str, int]
@@ -52,7 +52,7 @@ UNSAID = """# What the paper leaves unsaid
 - {rate}
 - Preprocessing: pictures are standardised by channel; the small AlexNet crops their middle 28 x 28; nothing is
   augmented.
-- Batches: drawn from a device's samples with replacement. A device begins each cycle without moments.
+- Batches: drawn from a device's samples with replacement. Optimizer state resets every cycle.
 - The order of clusters: drawn anew in every round, as in the paper's analysis.
 - The fleet for ρ_cluster: major classes are dealt out evenly to the devices; each cluster takes a share ρ_cluster of
   its devices from those of its class.
@@ -60,7 +60,7 @@ UNSAID = """# What the paper leaves unsaid
 
 
 def unsaid(scale: str, rates: str, seeds: int) -> str:
-    """All of that, for people: it goes beside the figures."""
+    """choices.md, which is written beside the figures."""
     size = SCALES[scale]
     return UNSAID.format(
         model=MODELS.get(size.model, size.model),

@@ -1,9 +1,9 @@
-"""The paper's claims, each a small function over the runs, with a paired statistic over seeds.
+"""The paper's claims, each tested by a paired statistic over seeds.
 
-The advantage of one curve over another is the mean over rounds of ln(their loss / our loss): 0.1 says that the loss is
-about a tenth lower all along. Seeds are paired: the two curves of a pair have fleet and start in common. The interval
-is Student's, at 95 %. People are told how much lower the loss is, 1 - exp(-advantage). Some questions are about the
-loss after the last round, test errors, or the number of rounds to the same loss, likewise.
+The advantage of one curve over another is the mean over rounds of ln(their loss / our loss): 0.1 means that the loss is
+about a tenth lower on average. Seeds are paired: the two curves of a pair have the same fleet and start. The interval
+is Student's at 95 %. Reports say how much lower the loss is, 1 - exp(-advantage). Some questions are about the loss
+after the last round, test errors or the number of rounds to the same loss, measured in the same way.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,16 +18,16 @@ from fedcluster.runs.metrics import Line
 
 REPRODUCED, FAILED, UNDECIDED = "reproduced", "not reproduced", "undecided"
 ANSWERS = {REPRODUCED: "yes", FAILED: "no", UNDECIDED: UNDECIDED}
-COMPARABLE = 0.1  # an advantage within this of nothing is none to speak of
+COMPARABLE = 0.1  # the largest advantage of comparable curves
 
 Measure = Callable[[Sequence[Line], Sequence[Line]], float]
 Histories = dict[tuple[str, str, str], list[list[Line]]]
-"""Curves by (data, panel, label), a list over seeds."""
+"""Curves by (data, panel, label), one for each seed."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say of a claim: the effect with its interval, over so many seeds."""
+    """The result for a claim: the effect with its interval, and the number of seeds."""
 
     figure: str
     claim: str
@@ -38,18 +38,17 @@ class Verdict:
     seeds: int
 
     def lower(self) -> tuple[str, str]:
-        """By how much the loss (or what the claim names) is lower, in percent, and the interval of that, which one
-        seed does not give."""
+        """How much lower the loss (or what the claim names) is, in percent, and its interval, which needs two seeds."""
         effect, low, high = (f"{100 * (1 - exp(-value)):+.1f}" for value in (self.effect, self.low, self.high))
         return f"{effect} %", f"{low} to {high}" if self.seeds > 1 else "-"
 
     def numbers(self) -> dict[str, Any]:
-        """For JSON, which has no infinite numbers."""
+        """The fields for JSON, which has no infinite numbers."""
         return asdict(self) | ({} if self.seeds > 1 else {"low": None, "high": None})
 
 
 def lower(ours: Sequence[Line], theirs: Sequence[Line], score: Callable[[Line], float]) -> float:
-    """How much lower our score is, on the scale of its logarithm, on average over the rounds."""
+    """The mean over rounds of the logarithm of their score over ours."""
     pairs = zip(ours[1:], theirs[1:], strict=True)
     return fmean(log(max(score(b), 1e-12) / max(score(a), 1e-12)) for a, b in pairs)
 
@@ -65,19 +64,19 @@ def last_advantage(ours: Sequence[Line], theirs: Sequence[Line]) -> float:
 
 
 def fewer_errors(ours: Sequence[Line], theirs: Sequence[Line]) -> float:
-    """How much smaller our share of wrong answers on test data is."""
+    """How much lower our test error is."""
     return lower(ours, theirs, lambda line: 1 - line["test_accuracy"])
 
 
 def rounds_saved(ours: Sequence[Line], theirs: Sequence[Line]) -> float:
-    """How many fewer rounds we take to the lowest training loss that both come to, on the scale of the logarithm."""
+    """The logarithm of their rounds over ours to the lowest training loss that both reach."""
     one, other = ([line["train_loss"] for line in lines] for lines in (ours, theirs))
     target = max(min(one[1:]), min(other[1:]))
     return log(max(rounds_to(other, target), 1.0) / max(rounds_to(one, target), 1.0))
 
 
 def rounds_to(losses: Sequence[float], target: float) -> float:
-    """When the training loss first comes down to the target, interpolated between rounds."""
+    """The round in which the training loss first reaches the target, interpolated."""
     for done, (before, after) in enumerate(pairwise(losses)):
         if after <= target:
             return done + (before - target) / (before - after) if before > target else float(done)
@@ -96,14 +95,14 @@ def interval(effects: Sequence[float]) -> tuple[float, float, float]:
 
 
 def larger(figure: str, claim: str, effects: Sequence[float]) -> Verdict:
-    """That the effect is above zero."""
+    """The claim that the effect is above zero."""
     mean, low, high = interval(effects)
     verdict = REPRODUCED if low > 0 else FAILED if high < 0 else UNDECIDED
     return Verdict(figure, claim, verdict, mean, low, high, len(effects))
 
 
 def comparable(figure: str, claim: str, effects: Sequence[float]) -> Verdict:
-    """That the effect is none to speak of."""
+    """The claim that the effect is within COMPARABLE of zero."""
     mean, low, high = interval(effects)
     inside, outside = low > -COMPARABLE and high < COMPARABLE, low > COMPARABLE or high < -COMPARABLE
     return Verdict(
@@ -112,7 +111,7 @@ def comparable(figure: str, claim: str, effects: Sequence[float]) -> Verdict:
 
 
 def all_of(figure: str, claim: str, parts: Sequence[Verdict]) -> Verdict:
-    """That every part holds; the effect told is the least of those that decide it."""
+    """The claim that every part holds. Its effect is the smallest of the parts that decide it."""
     verdicts = {part.verdict for part in parts}
     verdict = FAILED if FAILED in verdicts else UNDECIDED if UNDECIDED in verdicts else REPRODUCED
     least = min((part for part in parts if part.verdict == verdict), key=lambda part: part.effect)
@@ -120,7 +119,7 @@ def all_of(figure: str, claim: str, parts: Sequence[Verdict]) -> Verdict:
 
 
 def mean_over(panels: Sequence[list[float]]) -> list[float]:
-    """By seed, the mean of an effect over several panels."""
+    """The mean of an effect over several panels, for each seed."""
     return [fmean(effects) for effects in zip(*panels, strict=True)]
 
 
@@ -129,12 +128,12 @@ FIVE, TEN, TWENTY = (f"FedCluster, M = {m}" for m in (5, 10, 20))
 
 
 def judge(histories: Histories) -> list[Verdict]:
-    """Every claim that the runs at hand can speak to."""
+    """Every claim for which there are runs."""
     return [
-        *everywhere(histories, "fig2", "cifar10", "at every ρ_device"),
-        *everywhere(histories, "fig3", "mnist", "at every ρ_device"),
-        *everywhere(histories, "fig4", "cifar10", "with every local optimizer"),
-        *everywhere(histories, "fig4", "mnist", "with every local optimizer"),
+        *every_panel(histories, "fig2", "cifar10", "at every ρ_device"),
+        *every_panel(histories, "fig3", "mnist", "at every ρ_device"),
+        *every_panel(histories, "fig4", "cifar10", "with every local optimizer"),
+        *every_panel(histories, "fig4", "mnist", "with every local optimizer"),
         *numbers_of_clusters(histories),
         *clusters_heterogeneity(histories),
         *complexity(histories, "the advantage over FedAvg is larger on CIFAR-10 than on MNIST"),
@@ -144,65 +143,65 @@ def judge(histories: Histories) -> list[Verdict]:
 def faster(
     histories: Histories, data: str, panel: str, ours: str, theirs: str, measure: Measure = advantage
 ) -> list[float]:
-    """The advantage of one curve over another, by seed."""
+    """The advantage of one curve over another, for each seed."""
     pairs = zip(histories[data, panel, ours], histories[data, panel, theirs], strict=True)
     return [measure(a, b) for a, b in pairs]
 
 
-def of(histories: Histories, figure: str, data: str) -> list[str]:
-    """The panels of a figure on this data that there are, whole."""
+def panels_of(histories: Histories, figure: str, data: str) -> list[str]:
+    """The panels of a figure on this data for which there are runs."""
     return list(dict.fromkeys(panel for d, panel, _ in histories if d == data and panel.startswith(f"{figure} ")))
 
 
-def beside(histories: Histories, figure: str, data: str, measure: Measure = advantage) -> list[Verdict]:
-    """FedCluster against FedAvg in each panel that there is."""
+def each_panel(histories: Histories, figure: str, data: str, measure: Measure = advantage) -> list[Verdict]:
+    """FedCluster against FedAvg in each panel."""
     return [
         larger(
             figure,
             f"{NAMES[data]}, {panel.partition(' ')[2]}: FedCluster is faster than FedAvg",
             faster(histories, data, panel, CLUSTER, AVG, measure),
         )
-        for panel in of(histories, figure, data)
+        for panel in panels_of(histories, figure, data)
     ]
 
 
-def everywhere(histories: Histories, figure: str, data: str, where: str) -> list[Verdict]:
-    """FedCluster against FedAvg in each panel that there is, and in all of them."""
-    each = beside(histories, figure, data)
+def every_panel(histories: Histories, figure: str, data: str, where: str) -> list[Verdict]:
+    """FedCluster against FedAvg in each panel, and in all of them."""
+    each = each_panel(histories, figure, data)
     return each and [*each, all_of(figure, f"{NAMES[data]}: FedCluster is faster {where}", each)]
 
 
 def numbers_of_clusters(histories: Histories) -> list[Verdict]:
     found = []
-    if of(histories, "fig5", "cifar10"):
+    if panels_of(histories, "fig5", "cifar10"):
         each = more_clusters(histories, "cifar10")
         found += [*each, all_of("fig5", "CIFAR-10: larger M is faster", each)]
-    if of(histories, "fig5", "mnist"):
-        five = beyond(histories, "mnist", FIVE, AVG)
+    if panels_of(histories, "fig5", "mnist"):
+        five = mean_faster(histories, "mnist", FIVE, AVG)
         found.append(comparable("fig5", "MNIST: 5 clusters are comparable to FedAvg", five))
         found += [
-            larger("fig5", f"MNIST: {M} clusters are faster than FedAvg", beyond(histories, "mnist", ours, AVG))
+            larger("fig5", f"MNIST: {M} clusters are faster than FedAvg", mean_faster(histories, "mnist", ours, AVG))
             for M, ours in ((10, TEN), (20, TWENTY))
         ]
     return found
 
 
-def beyond(histories: Histories, data: str, ours: str, theirs: str) -> list[float]:
-    """In figure 5, on average over both ρ_device."""
-    return mean_over([faster(histories, data, panel, ours, theirs) for panel in of(histories, "fig5", data)])
+def mean_faster(histories: Histories, data: str, ours: str, theirs: str) -> list[float]:
+    """The advantage in figure 5, on average over both ρ_device."""
+    return mean_over([faster(histories, data, panel, ours, theirs) for panel in panels_of(histories, "fig5", data)])
 
 
 def more_clusters(histories: Histories, data: str) -> list[Verdict]:
     return [
-        larger("fig5", f"{NAMES[data]}: M = 10 is faster than M = 5", beyond(histories, data, TEN, FIVE)),
-        larger("fig5", f"{NAMES[data]}: M = 20 is faster than M = 10", beyond(histories, data, TWENTY, TEN)),
+        larger("fig5", f"{NAMES[data]}: M = 10 is faster than M = 5", mean_faster(histories, data, TEN, FIVE)),
+        larger("fig5", f"{NAMES[data]}: M = 20 is faster than M = 10", mean_faster(histories, data, TWENTY, TEN)),
     ]
 
 
 def clusters_heterogeneity(histories: Histories) -> list[Verdict]:
     found = []
     for data, name in NAMES.items():
-        for panel in of(histories, "fig6", data):
+        for panel in panels_of(histories, "fig6", data):
             low, middle, high = (f"FedCluster, ρ_cluster = {share}" for share in (0.1, 0.5, 0.9))
             steps = [
                 larger(
@@ -222,8 +221,8 @@ def clusters_heterogeneity(histories: Histories) -> list[Verdict]:
 
 
 def complexity(histories: Histories, claim: str, measure: Measure = advantage) -> list[Verdict]:
-    """Where both data sets are there: the advantage over FedAvg on CIFAR-10, less that on MNIST."""
-    cifar, mnist = of(histories, "fig2", "cifar10"), of(histories, "fig3", "mnist")
+    """The advantage over FedAvg on CIFAR-10 minus that on MNIST, if there are runs on both."""
+    cifar, mnist = panels_of(histories, "fig2", "cifar10"), panels_of(histories, "fig3", "mnist")
     if not cifar or not mnist:
         return []
     one = mean_over([faster(histories, "cifar10", panel, CLUSTER, AVG, measure) for panel in cifar])
@@ -231,18 +230,18 @@ def complexity(histories: Histories, claim: str, measure: Measure = advantage) -
     return [larger("fig2, fig3", claim, [a - b for a, b in zip(one, other, strict=True)])]
 
 
-def fair(histories: Histories) -> list[Verdict]:
-    """Not claims of the paper, but what its critics would ask: what do clusters add to small cohorts, does the
-    advantage grow with heterogeneity, as the theory has it, does it last, and does it depend on how it is measured?"""
+def questions(histories: Histories) -> list[Verdict]:
+    """Questions beyond the paper's claims: what do clusters add to small cohorts, does the advantage grow with
+    heterogeneity, as the theory predicts, does it last, and does it depend on the measure?"""
     found = []
     for figure, data in (("fig2", "cifar10"), ("fig3", "mnist")):
-        panels, name = of(histories, figure, data), NAMES[data]
+        panels, name = panels_of(histories, figure, data), NAMES[data]
         if panels:
             both = mean_over([faster(histories, data, panel, CLUSTER, CONTROL) for panel in panels])
             cohorts = mean_over([faster(histories, data, panel, CONTROL, AVG) for panel in panels])
             little, *_, much = (faster(histories, data, panel, CLUSTER, AVG) for panel in panels)
             more = [b - a for a, b in zip(little, much, strict=True)]
-            errors, last = (beside(histories, figure, data, measure) for measure in (fewer_errors, last_advantage))
+            errors, last = (each_panel(histories, figure, data, measure) for measure in (fewer_errors, last_advantage))
             found += [
                 larger(figure, f"{name}: small cohorts without clusters beat FedAvg", cohorts),
                 larger(figure, f"{name}: clusters beat small cohorts without them", both),
@@ -251,13 +250,13 @@ def fair(histories: Histories) -> list[Verdict]:
                 all_of(figure, f"{name}, after the last round: FedCluster is ahead at every ρ_device", last),
             ]
     for data, name in NAMES.items():
-        if last := beside(histories, "fig4", data, last_advantage):
+        if last := each_panel(histories, "fig4", data, last_advantage):
             claim = f"{name}, after the last round: FedCluster is ahead with every local optimizer"
             found.append(all_of("fig4", claim, last))
-    if of(histories, "fig5", "cifar10"):
-        five = beyond(histories, "cifar10", FIVE, AVG)
+    if panels_of(histories, "fig5", "cifar10"):
+        five = mean_faster(histories, "cifar10", FIVE, AVG)
         found.append(larger("fig5", "CIFAR-10: 5 clusters are faster than FedAvg", five))
-    if of(histories, "fig5", "mnist"):
+    if panels_of(histories, "fig5", "mnist"):
         found += more_clusters(histories, "mnist")
     found += complexity(histories, "rounds to the same loss: FedCluster saves more on CIFAR-10", rounds_saved)
     return [replace(one, verdict=ANSWERS[one.verdict]) for one in found]

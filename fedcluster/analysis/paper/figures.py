@@ -24,7 +24,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Curve:
-    """A method in a panel: "fedavg", "fedcluster", "centralized" or "control", M, and what else differs."""
+    """A method in a panel ("fedavg", "fedcluster", "centralized" or "control"), M, and other keys that differ."""
 
     method: str
     label: str
@@ -34,7 +34,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One data set and one setting; its curves start from the same model on the same fleet."""
+    """One data set and one setting. Its curves have the same start and fleet."""
 
     figure: str
     data: str
@@ -50,11 +50,11 @@ CONTROL = Curve("control", "small cohorts, no clusters", 10)
 
 
 def panels(figure: str, scale: str) -> list[Panel]:
-    """The panels of a figure on the data that the scale has."""
-    return [panel for panel in every(figure) if panel.data in SCALES[scale].rounds]
+    """The panels of a figure on the data sets of the scale."""
+    return [panel for panel in all_panels(figure) if panel.data in SCALES[scale].rounds]
 
 
-def every(figure: str) -> Iterator[Panel]:
+def all_panels(figure: str) -> Iterator[Panel]:
     if figure in ("fig2", "fig3"):
         for rho in (0.1, 0.4, 0.7, 0.9):
             curves = (FEDAVG, FEDCLUSTER, CENTRALIZED, CONTROL)
@@ -86,7 +86,7 @@ def every(figure: str) -> Iterator[Panel]:
 
 
 def rate(panel: Panel, curve: Curve, rates: str) -> float:
-    """The learning rate of a curve. "equal": everybody has FedCluster's of the paper."""
+    """The learning rate of a curve. With "equal" all have the paper's for FedCluster."""
     base = FEDAVG_LR[panel.data]
     if dict(panel.keys).get("local.optimizer") == "adam":
         base *= ADAM_FACTOR
@@ -98,8 +98,8 @@ def rate(panel: Panel, curve: Curve, rates: str) -> float:
 
 
 def experiment(panel: Panel, curve: Curve, scale: str, rates: str, seed: int) -> Experiment:
-    """The run behind a curve. The control draws its cohorts anew from the whole fleet, without replacement: as many
-    and as large as FedCluster's, with no clusters."""
+    """The experiment of a curve. The control has no clusters: every round it draws as many cohorts of the same size
+    from the whole fleet, without replacement."""
     size = SCALES[scale]
     keys: dict[str, Any] = {
         "seed": seed,

@@ -1,4 +1,4 @@
-"""The figures drawn in the paper's layout: a row for each quantity or setting, a column for each panel."""
+"""Plots in the paper's layout: a row for each quantity or setting, a column for each panel."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedcluster.runs.plots import COLOURS, X, log_scale, save
 
 AXES = ("rounds", "aggregations", "updates", "bytes")
 QUANTITIES = {"train_loss": ("training loss", 1.0), "test_accuracy": ("test accuracy (%)", 100.0)}
-# FedCluster with ten random clusters has one blue everywhere; its variants have other blues and lines
+# FedCluster with ten random clusters has the same blue in all figures; its variants have other blues and dashes
 LIGHT, DARK = {"color": "#56B4E9", "ls": "--"}, {"color": "#003F63", "ls": ":"}
 BLUES = {"M = 5": LIGHT, "M = 20": DARK, "ρ_cluster = 0.5": LIGHT, "ρ_cluster = 0.9": DARK}
 
@@ -30,7 +30,7 @@ def style(curve: Curve) -> dict[str, Any]:
 def draw(
     panels: list[Panel], runs: dict[tuple[Panel, Curve], list[list[Line]]], x: str, title: str, path: Path
 ) -> None:
-    """Columns: panels (four at most, then another row). Figures 2 and 3 show accuracy below loss."""
+    """Plot panels in up to four columns. Figures 2 and 3 show accuracy below loss."""
     from matplotlib.figure import Figure
 
     quantities = list(QUANTITIES) if panels[0].figure in ("fig2", "fig3") else ["train_loss"]
@@ -64,7 +64,7 @@ def draw(
 
 
 def mathematical(text: str) -> str:
-    """Names of parameters as the paper has them."""
+    """Names of parameters as in the paper."""
     return re.sub(r"ρ_(\w+)", r"$\\rho_\\mathrm{\1}$", text)
 
 
@@ -72,7 +72,7 @@ def draw_panel(ax: Any, panel: Panel, runs: dict[tuple[Panel, Curve], list[list[
     _, scale = QUANTITIES[quantity]
     for curve in panel.curves:
         if curve.method == "centralized" and x != "rounds":
-            continue  # nothing travels
+            continue  # centralized SGD sends nothing
         lines = runs[panel, curve]
         places = np.array([X[x][1](line) for line in lines[0]], np.float64)
         values = np.array([[line[quantity] for line in one] for one in lines]) * scale

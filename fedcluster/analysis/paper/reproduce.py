@@ -1,4 +1,4 @@
-"""Every figure of the paper from one command: runs that resume, a picture, the data, and a verdict."""
+"""The paper's figures from one command: runs that resume, the data, a plot and verdicts on the claims."""
 
 import json
 import time
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedcluster.analysis.jobs import Job, run_all
 from fedcluster.analysis.paper import choices, plots, table
-from fedcluster.analysis.paper.claims import Histories, Verdict, fair, judge
+from fedcluster.analysis.paper.claims import Histories, Verdict, judge, questions
 from fedcluster.analysis.paper.figures import FEDAVG, FIGURES, TITLES, Curve, Panel, experiment, panels, rate
 from fedcluster.analysis.paper.table import Runs
 from fedcluster.analysis.tuning import best_rates
@@ -23,7 +23,7 @@ from fedcluster.training.threads import repeatable
 
 
 class Settings(NamedTuple):
-    """What figures must have in common to be judged together."""
+    """What all figures of a folder have in common."""
 
     scale: str
     lr: str
@@ -46,9 +46,9 @@ def reproduce(
     progress: Progress,
     say: Callable[[str], None],
 ) -> list[Verdict]:
-    """Run what the figures need, draw each as soon as its data are there, and judge the claims by all figures that
-    `out` has. A run that several figures share is run once; what is finished in `out` is not run again, and a figure
-    whose data are there needs no run."""
+    """Run what the figures need, plot each as soon as its data are complete, and judge the claims from all figures in
+    `out`. A run that several figures share is run once. Runs that are finished in `out` are not repeated, and a figure
+    whose data are there needs none."""
     known = scale in choices.SCALES and rates in choices.RATES and x in plots.AXES and set(figures) <= set(FIGURES)
     if not known:
         raise BadExperiment(
@@ -62,7 +62,7 @@ def reproduce(
     out.mkdir(parents=True, exist_ok=True)
     wanted = {figure: panels(figure, scale) for figure in figures}
     for figure in [figure for figure, found in wanted.items() if not found]:
-        say(f"{figure} is on CIFAR-10, which scale {scale} leaves out")
+        say(f"{figure} needs CIFAR-10, which is not part of scale {scale}")
         del wanted[figure]
     data = {figure: out / f"{figure}.csv" for figure in wanted}
     to_run = {figure: found for figure, found in wanted.items() if not data[figure].exists()}
@@ -82,7 +82,7 @@ def reproduce(
             mine = {key: one for key, one in jobs.items() if key[0].figure == figure}
             write_atomically(data[figure], run_figure(figure, mine, out / "runs", workers, progress, say))
         else:
-            say(f"{figure} is drawn from {data[figure]}")
+            say(f"{figure} is plotted from {data[figure]}")
         runs = table.curves(data[figure], found, seeds)
         verdicts = write_verdicts(out, settings)
         picture = out / (f"{figure}.png" if x == "rounds" else f"{figure}-{x}.png")
@@ -98,14 +98,14 @@ def run_figure(
     progress: Progress,
     say: Callable[[str], None],
 ) -> str:
-    """The runs of a figure, as its CSV."""
+    """Run a figure; its data as CSV."""
     histories = run_all(list(jobs.values()), out, workers, lambda done, total: progress(figure, done, total))
     runs: Runs = {}
     for (panel, curve, _), one in jobs.items():
-        lines = whole(histories[one.name], out / one.name, curve, say)
+        lines = complete(histories[one.name], out / one.name, curve, say)
         runs.setdefault((panel, curve), []).append(lines)
     panels = list(dict.fromkeys(panel for panel, _ in runs))
-    return table.written(panels, runs, lambda panel, curve: jobs[panel, curve, 0].experiment.local.lr)
+    return table.to_csv(panels, runs, lambda panel, curve: jobs[panel, curve, 0].experiment.local.lr)
 
 
 def check_folder(out: Path, settings: Settings) -> None:
@@ -121,22 +121,22 @@ def check_folder(out: Path, settings: Settings) -> None:
 
 
 def write_verdicts(out: Path, settings: Settings) -> list[Verdict]:
-    """Judge by every figure that is there."""
+    """Judge the claims from every figure in `out`, and write the verdicts."""
     histories: Histories = {}
     for path in [out / f"{figure}.csv" for figure in FIGURES]:
         if path.exists():
             histories |= table.read(path)
-    claims, questions = judge(histories), fair(histories)
-    parts = {"claims": [v.numbers() for v in claims], "questions": [v.numbers() for v in questions]}
+    claims, own = judge(histories), questions(histories)
+    parts = {"claims": [v.numbers() for v in claims], "questions": [v.numbers() for v in own]}
     record = settings._asdict() | parts
     write_atomically(out / "verdicts.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    write_atomically(out / "verdicts.md", markdown(claims, questions, str(settings)))
+    write_atomically(out / "verdicts.md", markdown(claims, own, str(settings)))
     write_atomically(out / "choices.md", choices.unsaid(*settings))
-    return claims + questions
+    return claims + own
 
 
 def job(described: Experiment) -> Job:
-    """A run by what it is, so that figures that need the same run share it."""
+    """A run named by its experiment's digest, so that figures share it."""
     return Job(f"{described.data.name}-{described.digest()[:12]}-seed{described.seed}", described)
 
 
@@ -147,7 +147,7 @@ def with_rate(described: Experiment, lr: float | None) -> Experiment:
 def tune(
     wanted: dict[str, list[Panel]], scale: str, out: Path, workers: int, progress: Progress
 ) -> dict[tuple[Panel, Curve], float]:
-    """Each curve's best rate, looked for around the paper's for FedAvg, on seeds that are not used again."""
+    """Each curve's best learning rate, on seeds that are not used again, searched from the paper's for FedAvg."""
     curves = [(panel, curve) for found in wanted.values() for panel in found for curve in panel.curves]
     best = best_rates(
         {(panel, curve): rate(panel, FEDAVG, "paper") for panel, curve in curves},
@@ -159,8 +159,8 @@ def tune(
     return {key: found.lr for key, found in best.items()}
 
 
-def whole(lines: list[Line] | Diverged, folder: Path, curve: Curve, say: Callable[[str], None]) -> list[Line]:
-    """A run's curve. One that diverged has learned nothing: from there on it stands where it began."""
+def complete(lines: list[Line] | Diverged, folder: Path, curve: Curve, say: Callable[[str], None]) -> list[Line]:
+    """A run's curve. A run that diverged has learned nothing: its remaining rounds have the scores of the start."""
     if not isinstance(lines, Diverged):
         return lines
     say(f"{curve.label} diverged in {folder.name}: {lines}")
@@ -172,7 +172,7 @@ def whole(lines: list[Line] | Diverged, folder: Path, curve: Curve, say: Callabl
 
 
 def forecast(jobs: list[Job], out: Path, workers: int) -> str:
-    """How long what is left will take, from one device's training on each data set."""
+    """The number of runs left and an estimate of their time, from one device's training on each data set."""
     left = {one.name: one for one in jobs if not (out / "runs" / one.name / "model.safetensors").exists()}
     seconds, cost = 0.0, dict[tuple[str, str], float]()
     for one in left.values():
@@ -185,7 +185,7 @@ def forecast(jobs: list[Job], out: Path, workers: int) -> str:
 
 
 def seconds_a_round(described: Experiment) -> float:
-    """Of one core: a device's training, after one to warm up, times the devices of a round."""
+    """The seconds of a round on one core: the second training of a device, times the devices of a round, and a test."""
     with repeatable():
         setup = prepare(described, Display())
         here = setup.executor
@@ -206,10 +206,10 @@ over paired seeds.
 """
 
 
-def markdown(verdicts: list[Verdict], questions: list[Verdict], how: str) -> str:
-    """The claims and what the runs say of them, as a table."""
+def markdown(claims: list[Verdict], own: list[Verdict], how: str) -> str:
+    """The verdicts as tables."""
     lines = [f"# Verdicts\n\n{how}.\n{EXPLAINED}"]
-    for title, found in (("The paper's claims", verdicts), ("Our own questions", questions)):
+    for title, found in (("The paper's claims", claims), ("Our own questions", own)):
         lines += [
             f"## {title}\n",
             "| figure | claim | verdict | lower by | 95 % interval |",

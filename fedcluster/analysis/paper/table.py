@@ -1,5 +1,8 @@
-"""A figure's data as CSV: every point of every curve. Figures are drawn and judged out of these files, so that those
-made one after the other are judged together, and a figure without its runs can be drawn anew."""
+"""A figure's data as CSV: every point of every curve.
+
+Figures are plotted and judged from these files, so that figures of several commands are judged together, and a figure
+can be plotted again without its runs.
+"""
 
 import csv
 import io
@@ -13,14 +16,14 @@ from fedcluster.errors import BadData
 from fedcluster.runs.metrics import Line
 
 Runs = dict[tuple[Panel, Curve], list[list[Line]]]
-"""Curves, a list over seeds, each from the start (round 0)."""
+"""Curves from the start (round 0), one for each seed."""
 
 NAMES = ("figure", "data", "panel", "curve", "clusters", "lr", "seed")
 COUNTS = ("round", "aggregations", "device_updates", "bytes_up", "bytes_down")
 SCORES = ("train_loss", "test_loss", "test_accuracy")
 
 
-def written(panels: list[Panel], runs: Runs, lr: Callable[[Panel, Curve], float]) -> str:
+def to_csv(panels: list[Panel], runs: Runs, lr: Callable[[Panel, Curve], float]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*NAMES, *COUNTS, *SCORES])
@@ -35,7 +38,7 @@ def written(panels: list[Panel], runs: Runs, lr: Callable[[Panel, Curve], float]
 
 
 def read(path: Path) -> Histories:
-    """The curves of a figure, as the claims want them."""
+    """The curves of a figure in the form of the claims."""
     found: dict[tuple[str, str, str], dict[int, list[Line]]] = {}
     try:
         with path.open(newline="") as file:
@@ -47,14 +50,14 @@ def read(path: Path) -> Histories:
                 found.setdefault(key, {}).setdefault(int(row["seed"]), []).append(line)
         lengths = {len(lines) for seeds in found.values() for lines in seeds.values()}
         if len(lengths) != 1 or len({tuple(seeds) for seeds in found.values()}) != 1:
-            raise ValueError("curves are not whole")
+            raise ValueError("curves are incomplete")
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise BadData(f"{path} is damaged ({error}): delete it, and reproduce {path.stem} again") from None
     return {key: list(seeds.values()) for key, seeds in found.items()}
 
 
 def curves(path: Path, panels: list[Panel], seeds: int) -> Runs:
-    """The same, as the drawing wants them: just these panels, whole."""
+    """The curves of these panels in the form of the plots."""
     found = read(path)
     names = {
         (panel.data, f"{panel.figure} {panel.title}", c.label): (panel, c) for panel in panels for c in panel.curves
