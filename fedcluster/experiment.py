@@ -153,7 +153,8 @@ class Fleet(Part):
 
     With `partition = "natural"` the data name the devices, otherwise the fleet file `path`, the trace `availability` or
     `devices` does. `world` generates what is known of them. `samples` of each device, or "all": the training set is
-    shared out. The partition declares options of its own."""
+    shared out. `test_share` of each device's samples is not trained on, but kept to score the model on that device. The
+    partition declares options of its own."""
 
     registry = "fedcluster.data.partitions.registry:PARTITIONS"
     key = "partition"
@@ -165,6 +166,7 @@ class Fleet(Part):
     trace_format: Annotated[str | Callable[..., Any], one_of(*TRACE_FORMATS)] | None = None
     world: Literal["diurnal"] | None = None
     date: str = "2026-01-01"
+    test_share: Annotated[float, Field(ge=0, le=0.9)] = 0.0
 
     def __init__(self, **keys: Any) -> None:  # any key: the partition declares its own
         super().__init__(**keys)
@@ -367,6 +369,31 @@ class Clock(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
+class Eval(Section):
+    """Which scores are recorded besides those of every round. Every `every` rounds, all devices or a sample of so many
+    are scored on samples of their own that they do not train on (see `fleet.test_share`). `best` names the score whose
+    best model is kept, such as "test_accuracy"."""
+
+    every: Count = 10
+    devices: Devices | Literal["all"] = "all"
+    best: str | None = None
+
+
+class Stop(Section):
+    """When a run ends before its last round: once the score `metric` has reached `target`, or has not improved for
+    `patience` rounds."""
+
+    metric: str = "test_loss"
+    target: float | None = None
+    patience: Count | None = None
+
+    @model_validator(mode="after")
+    def has_a_condition(self) -> "Stop":
+        if self.target is None and self.patience is None:
+            raise ValueError("needs target, a score to reach, or patience, a number of rounds without improvement")
+        return self
+
+
 class Experiment(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     rounds: Count = 100
@@ -384,6 +411,8 @@ class Experiment(Section):
     accept: Accept = Accept()
     centralized: Centralized = Centralized()
     clock: Clock | None = None
+    eval: Eval = Eval()
+    stop: Stop | None = None
 
     def __init__(self, **keys: Any) -> None:
         try:
@@ -726,4 +755,6 @@ SECTIONS: dict[str, type[Section]] = {
     "accept": Accept,
     "centralized": Centralized,
     "clock": Clock,
+    "eval": Eval,
+    "stop": Stop,
 }

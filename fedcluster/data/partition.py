@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedcluster.data.dataset import Dataset
 from fedcluster.errors import BadData, BadExperiment
@@ -32,12 +33,22 @@ class Labels:
 
 
 @dataclass(frozen=True, eq=False)
+class HeldOut:
+    """The samples of each device that it does not train on: device k has `sizes[k]` of them, and `samples(k)` returns
+    their inputs and targets, as they are stored."""
+
+    sizes: Ints
+    samples: Callable[[int], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
 class Partition:
     """The samples of each device. `sample_indices(k)` is D(k) as rows of the training set, and `sizes[k]` is |D(k)|.
 
     `names` are the names of the devices where the data give them. `repeats` is true where a class is smaller than a
     device's share of it, so that the device holds some samples more than once. `dataset` is the data set whose rows
-    these are, where it is not the one that was partitioned: features may depend on the device.
+    these are, where it is not the one that was partitioned: features may depend on the device. Where samples are held
+    out for testing, they are in `held_out` and no longer among the device's samples; `labels` counts both.
     """
 
     sizes: Ints
@@ -46,6 +57,7 @@ class Partition:
     names: NDArray[np.str_] | None = None
     repeats: bool = False
     dataset: Dataset | None = None
+    held_out: HeldOut | None = None
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedcluster.errors import BadExperiment, CallbackFailed, FedClusterError
+from fedcluster.experiment import Experiment
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs.metrics import Line
 from fedcluster.runs.progress import Display
@@ -34,6 +35,9 @@ class Callback:
 
     def on_cycle_end(self, line: Line, state: State) -> None:
         pass
+
+    def on_devices_evaluated(self, line: Line, state: State) -> None:
+        """`line` has the scores of each device, as devices.jsonl holds them. It comes before the end of the round."""
 
     def on_round_end(self, line: Line, state: State) -> None:
         pass
@@ -97,9 +101,18 @@ class Progress(Callback):
         self.display.round(line)
 
 
+def direction(score: str, setup: Setup, asked_by: str) -> float:
+    """1 where a higher value of this key of metrics.jsonl is better, -1 where a lower one is."""
+    scores = setup.evaluate.directions()
+    if score.startswith(("test_", "train_")) and score not in scores:
+        there = f"there are {', '.join(scores)}" if scores else "this process has no test data, and so no scores"
+        raise BadExperiment(f"{asked_by}: there is no score {score!r}; {there}")
+    return 1.0 if scores.get(score, True) else -1.0
+
+
 class EarlyStopping(Callback):
-    """Stops when `metric` has reached `target`, or has not improved for `patience` rounds. A metric whose name ends in
-    "loss" is better lower, others higher, unless `higher` says otherwise."""
+    """Stops when `metric`, a key of metrics.jsonl, has reached `target`, or has not improved for `patience` rounds.
+    `higher` says which direction is better where the metric itself does not."""
 
     def __init__(
         self,
@@ -110,17 +123,18 @@ class EarlyStopping(Callback):
     ) -> None:
         if (patience is None and target is None) or (patience is not None and patience < 1):
             raise BadExperiment("EarlyStopping needs a target, or a patience of at least 1 round")
-        self.metric, self.patience, self.target = metric, patience, target
-        self.sign = 1.0 if (not metric.endswith("loss") if higher is None else higher) else -1.0
+        self.metric, self.patience, self.target, self.higher = metric, patience, target, higher
 
     def on_run_start(self, setup: Setup, state: State, history: list[Line]) -> None:
+        known = direction(self.metric, setup, "early stopping")
+        self.sign = known if self.higher is None else 1.0 if self.higher else -1.0
         self.best, self.waited = -float("inf"), 0
         for line in history:
             self.on_round_end(line, state)
 
     def on_round_end(self, line: Line, state: State) -> None:
         if self.metric not in line:
-            raise BadExperiment(f"EarlyStopping: there is no metric {self.metric!r}; there are {', '.join(line)}")
+            raise BadExperiment(f"early stopping: there is no score {self.metric!r}; there are {', '.join(line)}")
         value = self.sign * line[self.metric]
         self.waited = 0 if value > self.best else self.waited + 1
         self.best = max(self.best, value)
@@ -128,3 +142,9 @@ class EarlyStopping(Callback):
             raise StopTraining(f"{self.metric} has reached {line[self.metric]:.6g}")
         if self.patience is not None and self.waited >= self.patience:
             raise StopTraining(f"{self.metric} has not improved for {self.waited} rounds")
+
+
+def stop_rule(experiment: Experiment) -> list[Callback]:
+    """The callback that [stop] describes, if the experiment has one."""
+    stop = experiment.stop
+    return [] if stop is None else [EarlyStopping(stop.metric, stop.patience, stop.target)]

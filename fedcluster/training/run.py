@@ -15,7 +15,8 @@ from fedcluster.processes import leave_if_importing
 from fedcluster.runs.directory import Folder
 from fedcluster.runs.metrics import Line
 from fedcluster.runs.progress import Display, suited
-from fedcluster.training.callbacks import Callback, CallbackList, Progress
+from fedcluster.training.best_model import keep_best
+from fedcluster.training.callbacks import Callback, CallbackList, Progress, stop_rule
 from fedcluster.training.checkpoints import Checkpoints
 from fedcluster.training.description import describe, over_budget
 from fedcluster.training.executors.distributed import (
@@ -94,8 +95,9 @@ def run(
         recorder = Recorder(folder.path, kept) if folder else None
         own: list[Callback] = [Progress(display, setup.schedule.name)]
         if folder and recorder:
-            own = [recorder, *own, Checkpoints(recorder, record, folder.run)]
-        watching = CallbackList(own, callbacks, folder is not None) if main_rank else CallbackList()
+            own = [recorder, *own, *keep_best(experiment, folder, display.say)]
+            own.append(Checkpoints(recorder, record, folder.run))
+        watching = CallbackList(own, [*stop_rule(experiment), *callbacks], folder is not None) if main_rank else CallbackList()
         with closing(setup.executor), closing(recorder) if recorder else nullcontext():
             state = train(setup, record, broadcast_state(state, setup.initial_device_state), watching)
         if watching.stopped:
