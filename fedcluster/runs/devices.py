@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcluster.files import write_atomically
+from fedcluster.models.metrics import Metric
 from fedcluster.runs.metrics import Line
 
 DEVICES, TABLE = "devices.jsonl", "devices.parquet"
@@ -32,9 +33,10 @@ def score_names(line: Line) -> list[str]:
     return [name for name in line if name not in PLACES]
 
 
-def summarize(line: Line, higher_is_better: Mapping[str, bool]) -> dict[str, Any]:
+def summarize(line: Line, metrics: Sequence[Metric]) -> dict[str, Any]:
     """What metrics.jsonl has of a line: the number of devices, the distribution of every score over them, and the mean
     scores of each cluster. Devices whose score is not finite are left out of it."""
+    higher = {"loss": False} | {metric.name: metric.higher_is_better for metric in metrics}
     columns = {name: np.array(line[name], np.float64) for name in score_names(line)}
     groups = np.array(line["cluster"])
     clusters = [
@@ -42,7 +44,7 @@ def summarize(line: Line, higher_is_better: Mapping[str, bool]) -> dict[str, Any
         | {name: distribution(column[groups == K], True)["mean"] for name, column in columns.items()}
         for K in np.unique(groups)
     ]
-    spread = {name: distribution(column, higher_is_better[name]) for name, column in columns.items()}
+    spread = {name: distribution(column, higher[name]) for name, column in columns.items()}
     return {"devices": len(groups), **spread, "clusters": clusters}
 
 

@@ -6,11 +6,14 @@ metrics.jsonl      one line per round
 cycles.jsonl       one line per cycle
 checkpoint/        the two newest checkpoints
 evaluated/         the newest one from before the current round
-curves.png         loss and accuracy over rounds
+curves.png         loss and metrics over rounds
+devices.jsonl      scores of devices, a line per evaluation; also as a table, devices.parquet, and drawn, devices.png
+best.safetensors   the model of the round with the best score
 model.safetensors  the final W; its presence says that the run is finished
 """
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -22,12 +25,13 @@ from fedcluster.errors import BadRun
 from fedcluster.experiment import Experiment, changes, parse, read
 from fedcluster.files import write_atomically
 from fedcluster.runs import checkpoint
+from fedcluster.runs.devices import DEVICES, TABLE
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import CYCLES, METRICS, Altered, Kept, beginning, read_lines
 from fedcluster.runs.progress import Display
 from fedcluster.state import Message, State
 
-MODEL = "model.safetensors"
+MODEL, BEST = "model.safetensors", "best.safetensors"
 HORIZON = ("rounds", "stop")
 VERSIONS = ("fedcluster", "torch", "numpy")
 
@@ -38,7 +42,7 @@ class Resumed(NamedTuple):
     state: State
     ledger: Ledger
     seconds: float
-    kept: dict[str, Kept]  # of metrics.jsonl and cycles.jsonl
+    kept: dict[str, Kept]  # of the files of lines
 
 
 class Folder:
@@ -148,15 +152,15 @@ class Folder:
         )
 
     def restore(
-        self, start: State, initial_device_state: Message, devices: int, cycles: int, display: Display
+        self, start: State, initial_device_state: Message, devices: int, cycles: int, files: Sequence[str], display: Display
     ) -> Resumed:
-        """The newest checkpoint that is whole and whose lines are all on record, else the start. What is of another
-        run, or no longer belongs together, is refused."""
+        """The newest checkpoint that is whole and whose lines are all in these files, else the start. What is of
+        another run, or no longer belongs together, is refused."""
         altered: BadRun | None = None
         for path in checkpoint.names(self.path / "checkpoint"):
             try:
                 stored = checkpoint.restore(path, start, initial_device_state, devices, cycles, self.run)
-                kept = {name: beginning(self.path / name, stored.record[name]) for name in (METRICS, CYCLES)}
+                kept = {name: beginning(self.path / name, stored.record[name]) for name in files}
                 if [line["round"] for line in kept[METRICS].lines] != list(range(1, stored.state.round + 1)):
                     raise ValueError(f"ahead of {METRICS}")
             except checkpoint.OtherRun as error:
@@ -176,7 +180,7 @@ class Folder:
                 return Resumed(stored.state, stored.ledger, stored.seconds, kept)
         if altered:
             raise altered
-        return Resumed(start, Ledger(devices), 0.0, {name: Kept([], b"") for name in (METRICS, CYCLES)})
+        return Resumed(start, Ledger(devices), 0.0, {name: Kept([], b"") for name in files})
 
     def reopen(self, round: int) -> None:
         """Let a finished run train longer, from the checkpoint of its last round. The model goes first: a process that
@@ -200,7 +204,8 @@ class Folder:
     def finish(self, model: bytes) -> None:
         """The final model, whose presence says that everything else is there; before it, the digests of all that a
         finished run is read from."""
-        digests = {name: sha256((self.path / name).read_bytes()).hexdigest() for name in (METRICS, CYCLES)}
+        there = [name for name in (METRICS, CYCLES, DEVICES, TABLE, BEST) if (self.path / name).exists()]
+        digests = {name: sha256((self.path / name).read_bytes()).hexdigest() for name in there}
         self.note(self.facts() | {"finished": digests | {MODEL: sha256(model).hexdigest()}})
         self.write(MODEL, model)
 

@@ -1,6 +1,6 @@
 """Pictures made from the record. The same colour for the same method everywhere; safe for colour-blind eyes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,11 @@ import numpy as np
 
 from fedcluster.files import write_atomically
 from fedcluster.models.tasks import recorded_metrics
+from fedcluster.runs.devices import summarize
 from fedcluster.runs.metrics import Line
 
 # Okabe and Ito's palette
+MOST_CLUSTERS = 20  # whose curves are told apart
 COLOURS = {"fedcluster": "#0072B2", "fedavg": "#D55E00", "centralized": "#5A5A5A", "run": "#0072B2"}
 LABELS = {"fedcluster": "FedCluster", "fedavg": "FedAvg", "centralized": "centralized SGD"}
 
@@ -102,3 +104,50 @@ def curves(histories: dict[str, list[list[Line]]], path: Path, title: str = "", 
                 ax.legend(frameon=False)
     figure.suptitle(title, fontsize=10)
     save(figure, path)
+
+
+def device_plot(lines: list[Line], path: Path, metrics: Sequence[Metric], title: str = "") -> None:
+    """How a score is distributed over devices: its mean and worst decile over rounds, the histogram of the first and the
+    last evaluation, and the means of the clusters over rounds. The score is the first metric that devices have, else
+    the loss."""
+    metric = next((one for one in metrics if one.name in lines[-1]), None)
+    name, label, scale = ("loss", "loss", 1.0) if metric is None else (metric.name, *axis_label(metric))
+    summaries = [summarize(line, metrics) for line in lines]
+    rounds = [line["round"] for line in lines]
+    figure, axes = canvas(3, 14.25, 3.8)
+    colour, other = COLOURS["run"], COLOURS["fedavg"]
+
+    def drawn(values: Any) -> Any:
+        return np.array(values, np.float64) * scale
+
+    marker = "o" if len(lines) < 20 else None
+    for key, shade, words in (("mean", colour, "mean of devices"), ("worst_decile", other, "mean of the worst tenth")):
+        axes[0].plot(rounds, drawn([s[name][key] for s in summaries]), color=shade, label=words, lw=1.8, marker=marker)
+    values = [drawn(line[name]) for line in (lines[0], lines[-1])]
+    values = [column[np.isfinite(column)] for column in values]
+    edges = np.histogram_bin_edges(np.concatenate(values), bins=20)
+    if len(lines) > 1:
+        axes[1].hist(values[0], edges, histtype="step", color=other, lw=1.5, label=f"round {rounds[0]}")
+    axes[1].hist(values[1], edges, color=colour, alpha=0.6, label=f"round {rounds[-1]}")
+    clusters = [group["cluster"] for group in summaries[-1]["clusters"]]
+    for K in clusters[:MOST_CLUSTERS]:
+        means = [next((g[name] for g in s["clusters"] if g["cluster"] == K), None) for s in summaries]
+        words = "in no cluster" if K < 0 else f"cluster {K}"
+        axes[2].plot(rounds, drawn(means), lw=1.2, marker=marker, ms=3, label=words)
+    for ax in (axes[0], axes[2]):
+        ax.set_xlabel("learning rounds")
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.set_ylabel(label)
+        ax.grid(alpha=0.25)
+    axes[1].set_xlabel(label)
+    axes[1].set_ylabel("devices")
+    axes[2].set_ylabel(f"{label}, mean by cluster")
+    for ax in axes:
+        ax.legend(frameon=False, fontsize=8, ncols=1 if ax is not axes[2] or len(clusters) < 8 else 2)
+    figure.suptitle(title, fontsize=10)
+    save(figure, path)
+
+
+def axis_label(metric: Metric) -> tuple[str, float]:
+    """The label of an axis for a metric, and what its values are multiplied by."""
+    return (f"{metric.label} (%)", 100.0) if metric.percent else (metric.label, 1.0)

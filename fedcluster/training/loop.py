@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from typing import Any
 
 from fedcluster.errors import CallbackFailed, Diverged, LostRank, LostServer, NotAlike
 from fedcluster.runs.metrics import Record
@@ -48,9 +49,13 @@ def run_rounds(setup: Setup, record: Record, state: State, callbacks: CallbackLi
             continue
         state = replace(state, round=state.round + 1, cycle=0)
         check_same_state(state)
+        by_device = setup.evaluate_devices(state.model, state.round) if setup.evaluate_devices else None
         if is_main_rank():
-            scores = setup.evaluate(state.model)
+            scores: dict[str, Any] = setup.evaluate(state.model)
             divergence.check(setup, record.cycles, start.round, scores, moved)
+            if by_device is not None:
+                line, scores["by_device"] = by_device
+                callbacks.call("on_devices_evaluated", line, state)
             callbacks.call("on_round_end", record.round(state, scores), state)
     return state
 

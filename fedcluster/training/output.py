@@ -13,9 +13,10 @@ import fedcluster
 from fedcluster.errors import BadRun
 from fedcluster.runs import fingerprints as code
 from fedcluster.runs.directory import MODEL, Folder
+from fedcluster.runs.devices import DEVICES, TABLE, write_table
 from fedcluster.runs.ledger import Ledger
-from fedcluster.runs.metrics import METRICS, Kept, Line, Record, read_lines
-from fedcluster.runs.plots import curves
+from fedcluster.runs.metrics import CYCLES, METRICS, Kept, Line, Record, read_lines
+from fedcluster.runs.plots import curves, device_plot
 from fedcluster.runs.progress import Display
 from fedcluster.state import State
 from fedcluster.training.description import describe
@@ -43,15 +44,16 @@ def begin(setup: Setup, folder: Folder | None, display: Display) -> Begun:
     folder.begin(known, display)
     if folder.ended:  # and shall train longer
         folder.check_finished(display)
-    resumed = folder.restore(setup.start, setup.initial_device_state, setup.devices, cycles, display)
+    files = [METRICS, CYCLES, *([DEVICES] if setup.evaluate_devices else [])]
+    resumed = folder.restore(setup.start, setup.initial_device_state, setup.devices, cycles, files, display)
     folder.reopen(resumed.state.round)
     folder.note(known)
     state, kept = resumed.state, resumed.kept
     if folder.begun:
         display.say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
     display.begin(rounds, cycles, done=state.round)
-    history, lines = (kept[name].lines for name in kept)
-    return Begun(state, Record(resumed.ledger, resumed.seconds, history, lines, timed), kept)
+    record = Record(resumed.ledger, resumed.seconds, kept[METRICS].lines, kept[CYCLES].lines, timed)
+    return Begun(state, record, kept)
 
 
 def facts(setup: Setup, start: Line | None = None) -> dict[str, Any]:
@@ -99,6 +101,9 @@ def finish(folder: Folder, setup: Setup, state: State, history: list[Line]) -> N
     start = {"round": 0, **folder.noted("start")}
     if "test_loss" in start:
         curves({"run": [[start, *history]]}, folder.path / "curves.png", title=describe(setup))
+    if lines := read_lines(folder.path / DEVICES):
+        write_table(lines, folder.path / TABLE, setup.fleet.names)
+        device_plot(lines, folder.path / "devices.png", setup.evaluate.metrics, title=describe(setup))
     folder.finish(save(setup.flat_model.state_dict(state.model)))
 
 

@@ -3,13 +3,15 @@
 from pathlib import Path
 
 from fedcluster.runs.checkpoint import Prefix
+from fedcluster.runs.devices import DEVICES
 from fedcluster.runs.metrics import CYCLES, METRICS, Kept, Line, Lines
 from fedcluster.state import State
 from fedcluster.training.callbacks import Callback
 
 
 class Recorder(Callback):
-    """Writes metrics.jsonl and cycles.jsonl. `kept` is what a resumed run keeps of each.
+    """Writes metrics.jsonl, cycles.jsonl and, in a run that evaluates devices, devices.jsonl. `kept` is what a resumed
+    run keeps of each.
 
     Where failed rounds are repeated (`repeats`, in a federation), the lines of a round's cycles are held back until
     one of them succeeds.
@@ -17,7 +19,8 @@ class Recorder(Callback):
 
     def __init__(self, folder: Path, kept: dict[str, Kept] | None = None, repeats: bool = False) -> None:
         self.folder, self.repeats = folder, repeats
-        self.files = {name: Lines(folder / name, kept[name].content if kept else b"") for name in (METRICS, CYCLES)}
+        kept = kept or dict.fromkeys((METRICS, CYCLES), Kept([], b""))
+        self.files = {name: Lines(folder / name, begun.content) for name, begun in kept.items()}
         self.held: list[Line] = []
         self.holding = False
 
@@ -33,6 +36,9 @@ class Recorder(Callback):
 
     def on_round_failed(self, state: State) -> None:
         self.held.clear()
+
+    def on_devices_evaluated(self, line: Line, state: State) -> None:
+        self.files[DEVICES].append(line)
 
     def on_round_end(self, line: Line, state: State) -> None:
         self.files[METRICS].append(line)

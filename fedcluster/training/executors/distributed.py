@@ -201,6 +201,20 @@ def all_reduce_sum(number: int) -> int:
     return int(total)
 
 
+def all_reduce_table(table: Tensor) -> Tensor:
+    """The table of which every rank has filled in some rows and left the others 0."""
+    if not distributed.is_initialized():
+        return table
+    table = table.to(collective_device())
+    all_reduce(table)
+    return table.cpu()
+
+
+def rank_and_world() -> tuple[int, int]:
+    """The number of this rank, and of all."""
+    return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
+
+
 def all_gather_text(text: str) -> list[str]:
     """What every rank says, in the order of the ranks."""
     if not distributed.is_initialized():

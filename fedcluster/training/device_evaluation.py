@@ -1,0 +1,61 @@
+"""Evaluation by device: the global model on each device's own held-out samples."""
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcluster.data.partition import HeldOut, Ints
+from fedcluster.experiment import Eval
+from fedcluster.fleet.clustering.clusters import Clusters
+from fedcluster.rng import stream
+from fedcluster.runs.devices import device_line, summarize
+from fedcluster.runs.metrics import Line
+from fedcluster.training.evaluation import Evaluator
+from fedcluster.training.executors.distributed import all_reduce_table, rank_and_world
+
+
+class DeviceEvaluation(Protocol):
+    """Scores devices in the rounds in which this is due: None, or a line of devices.jsonl and its summary."""
+
+    def __call__(self, w: Tensor, round: int) -> tuple[Line, dict[str, Any]] | None: ...
+
+
+class DeviceEvaluator:
+    """Scores the devices, or a fixed sample of them, every `eval.every` rounds. Threads and ranks share the devices;
+    their number changes nothing but the time."""
+
+    def __init__(self, evaluate: Evaluator, held_out: HeldOut, clusters: Clusters, options: Eval, seed: int) -> None:
+        self.evaluate, self.held_out, self.every = evaluate, held_out, options.every
+        self.devices = evaluated_devices(np.flatnonzero(held_out.sizes), options, seed)
+        self.clusters = clusters.assignment[self.devices]
+        self.names: list[str] = []  # of the loss and the metrics that have one value
+
+    def __call__(self, w: Tensor, round: int) -> tuple[Line, dict[str, Any]] | None:
+        return self.measure(w, round) if round % self.every == 0 else None
+
+    def measure(self, w: Tensor, round: int) -> tuple[Line, dict[str, Any]]:
+        self.evaluate.load(w)
+        rank, world = rank_and_world()
+        mine = range(rank, len(self.devices), world)
+        self.names = self.names or [name for name in self.score(0) if "/" not in name]
+        table = torch.zeros(len(self.devices), len(self.names), dtype=torch.float64)
+        for row, scores in zip(mine, self.evaluate.map(self.score, mine), strict=True):
+            table[row] = torch.tensor([scores[name] for name in self.names], dtype=torch.float64)
+        columns = dict(zip(self.names, all_reduce_table(table).T.tolist(), strict=True))
+        sizes = self.held_out.sizes[self.devices]
+        line = device_line(round, self.devices.tolist(), self.clusters.tolist(), sizes.tolist(), columns)
+        return line, summarize(line, self.evaluate.metrics)
+
+    def score(self, row: int) -> dict[str, float]:
+        """The mean loss and the metrics of one device."""
+        x, y = self.held_out.samples(int(self.devices[row]))
+        return self.evaluate.score(x, y)
+
+
+def evaluated_devices(devices: Ints, options: Eval, seed: int) -> Ints:
+    """All of these devices or, where `eval.devices` is a number, a fixed sample."""
+    if options.devices == "all" or options.devices >= len(devices):
+        return devices
+    return np.sort(stream(seed, "evaluated devices").choice(devices, options.devices, replace=False))
