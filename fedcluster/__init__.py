@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedcluster.training.callbacks import Callback as Callback
     from fedcluster.training.callbacks import EarlyStopping as EarlyStopping
     from fedcluster.training.callbacks import StopTraining as StopTraining
+    from fedcluster.training.load_model import load_model as load_model
     from fedcluster.training.run import Result as Result
     from fedcluster.training.run import run as run
 
@@ -38,6 +39,7 @@ HOME = {
     "UpdateTransform": "algorithms.transforms",
     "compare": "analysis.compare",
     "load": "experiment",
+    "load_model": "training.load_model",
     "run": "training.run",
 }
 
@@ -54,6 +56,7 @@ __all__ = [
     "UpdateTransform",
     "compare",
     "load",
+    "load_model",
     "run",
 ]
 

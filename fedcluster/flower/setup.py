@@ -47,6 +47,8 @@ def prepare(schedule: LiveSchedule, say: Say) -> Setup:
     return Setup(
         experiment=experiment,
         dataset=dataset,
+        shape=shape,
+        classes=classes,
         fleet=schedule.fleet,
         partition=None,
         clusters=schedule.clusters,
@@ -58,6 +60,7 @@ def prepare(schedule: LiveSchedule, say: Say) -> Setup:
         executor=NoExecutor(),
         clock=None,
         evaluate=Evaluator(flat_model, dataset, None, find_metrics(experiment.metrics)),
+        evaluate_devices=None,
         start=start,
         initial_device_state=REMEMBERS if keeps else {},
         devices=ROOM,

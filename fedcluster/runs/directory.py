@@ -102,20 +102,7 @@ class Folder:
 
     def facts(self, check: bool = True) -> dict[str, Any]:
         """What the run has noted of itself in run.json, nothing where it has not come that far."""
-        path = self.path / "run.json"
-        try:
-            facts = json.loads(path.read_bytes())
-            sealed = facts.pop("digest", None) in (None, digest(facts))  # 0.1 wrote none
-        except FileNotFoundError:
-            return {}
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            facts, sealed = {}, False
-        if check and not sealed:
-            raise BadRun(
-                f"{path} is damaged: put it back from a copy, or delete it together with {MODEL}, if that is there, "
-                "and --resume writes them again from the checkpoint"
-            )
-        return dict(facts)
+        return run_facts(self.path, check)
 
     def noted(self, key: str) -> Any:
         """What a run that is continued has noted of itself."""
@@ -152,7 +139,13 @@ class Folder:
         )
 
     def restore(
-        self, start: State, initial_device_state: Message, devices: int, cycles: int, files: Sequence[str], display: Display
+        self,
+        start: State,
+        initial_device_state: Message,
+        devices: int,
+        cycles: int,
+        files: Sequence[str],
+        display: Display,
     ) -> Resumed:
         """The newest checkpoint that is whole and whose lines are all in these files, else the start. What is of
         another run, or no longer belongs together, is refused."""
@@ -240,6 +233,24 @@ class Folder:
             if self.made:
                 with suppress(OSError):
                     self.path.rmdir()
+
+
+def run_facts(folder: Path, check: bool = True) -> dict[str, Any]:
+    """The content of run.json, checked against its digest."""
+    path = folder / "run.json"
+    try:
+        facts = json.loads(path.read_bytes())
+        sealed = facts.pop("digest", None) in (None, digest(facts))  # 0.1 wrote none
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        facts, sealed = {}, False
+    if check and not sealed:
+        raise BadRun(
+            f"{path} is damaged: put it back from a copy, or delete it together with {MODEL}, if that is there, "
+            "and --resume writes them again from the checkpoint"
+        )
+    return dict(facts)
 
 
 def horizon(keys: dict[str, Any]) -> dict[str, Any]:

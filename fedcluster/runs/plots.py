@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedcluster.files import write_atomically
-from fedcluster.models.tasks import recorded_metrics
+from fedcluster.models.tasks import Metric, recorded_metrics
 from fedcluster.runs.devices import summarize
 from fedcluster.runs.metrics import Line
 
@@ -107,9 +107,9 @@ def curves(histories: dict[str, list[list[Line]]], path: Path, title: str = "", 
 
 
 def device_plot(lines: list[Line], path: Path, metrics: Sequence[Metric], title: str = "") -> None:
-    """How a score is distributed over devices: its mean and worst decile over rounds, the histogram of the first and the
-    last evaluation, and the means of the clusters over rounds. The score is the first metric that devices have, else
-    the loss."""
+    """The distribution of a score over devices: its mean and worst decile over rounds, the histogram of the first and
+    the last evaluation, and the means of the clusters over rounds. The score is the first metric that devices have,
+    else the loss."""
     metric = next((one for one in metrics if one.name in lines[-1]), None)
     name, label, scale = ("loss", "loss", 1.0) if metric is None else (metric.name, *axis_label(metric))
     summaries = [summarize(line, metrics) for line in lines]

@@ -41,7 +41,7 @@ class DeviceEvaluator:
         mine = range(rank, len(self.devices), world)
         self.names = self.names or [name for name in self.score(0) if "/" not in name]
         table = torch.zeros(len(self.devices), len(self.names), dtype=torch.float64)
-        for row, scores in zip(mine, self.evaluate.map(self.score, mine), strict=True):
+        for row, scores in zip(mine, self.evaluate.shared(self.score, mine), strict=True):
             table[row] = torch.tensor([scores[name] for name in self.names], dtype=torch.float64)
         columns = dict(zip(self.names, all_reduce_table(table).T.tolist(), strict=True))
         sizes = self.held_out.sizes[self.devices]

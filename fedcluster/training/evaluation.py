@@ -42,6 +42,12 @@ class Evaluator:
         test = self.measure(w, self.dataset.x_test, self.dataset.y_test, self.metrics)
         return train | {f"test_{name}": value for name, value in test.items()}
 
+    def directions(self) -> dict[str, bool]:
+        """The names of the scores, and whether a higher value is better."""
+        train = {} if self.sample is None else {"train_loss": False}
+        metrics = {f"test_{metric.name}": metric.higher_is_better for metric in self.metrics}
+        return {} if self.dataset is None else train | {"test_loss": False} | metrics
+
     @cached_property
     def pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
@@ -49,10 +55,25 @@ class Evaluator:
     def measure(self, w: Tensor, x: Tensor, y: Tensor, metrics: Sequence[Metric]) -> dict[str, float]:
         """Mean cross-entropy and metrics at w. Threads share the chunks, whose results are added in order. The compiled
         engine has the loss and the accuracy; other metrics are taken from the module's outputs."""
-        assert self.dataset is not None
+        self.load(w)
+        return self.scores(self.shared, x, y, metrics)
+
+    def load(self, w: Tensor) -> None:
+        """Make w the model that `score` is about."""
         self.flat_model.load(w)
         self.flat_model.module.eval()
-        shared: Any = map if self.threads == 1 else self.pool.map
+
+    @property
+    def shared(self) -> Any:
+        """`map` by all threads."""
+        return map if self.threads == 1 else self.pool.map
+
+    def score(self, x: Tensor, y: Tensor) -> dict[str, float]:
+        """The loss and the metrics on these samples, computed by this thread alone."""
+        return self.scores(map, x, y, self.metrics)
+
+    def scores(self, shared: Any, x: Tensor, y: Tensor, metrics: Sequence[Metric]) -> dict[str, float]:
+        assert self.dataset is not None
         values: dict[str, float] = {}
         if (network := self.flat_model.network) is not None:
             rows = -(-len(y) // (self.threads * EVALUATION_BATCH)) * EVALUATION_BATCH

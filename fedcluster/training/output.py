@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save
 import fedcluster
 from fedcluster.errors import BadRun
 from fedcluster.runs import fingerprints as code
-from fedcluster.runs.directory import MODEL, Folder
 from fedcluster.runs.devices import DEVICES, TABLE, write_table
+from fedcluster.runs.directory import MODEL, Folder
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import CYCLES, METRICS, Kept, Line, Record, read_lines
 from fedcluster.runs.plots import curves, device_plot
@@ -60,6 +60,7 @@ def facts(setup: Setup, start: Line | None = None) -> dict[str, Any]:
     """What the run depends on; `start` are the scores of W_0, where they are known."""
     return {
         **versions(),
+        "data": {"shape": list(setup.shape), "classes": setup.classes},
         "parameters": setup.flat_model.parameters,
         "devices": len(setup.fleet),
         "clusters": setup.clusters.count,

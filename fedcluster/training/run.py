@@ -97,7 +97,9 @@ def run(
         if folder and recorder:
             own = [recorder, *own, *keep_best(experiment, folder, display.say)]
             own.append(Checkpoints(recorder, record, folder.run))
-        watching = CallbackList(own, [*stop_rule(experiment), *callbacks], folder is not None) if main_rank else CallbackList()
+        watching = (
+            CallbackList(own, [*stop_rule(experiment), *callbacks], folder is not None) if main_rank else CallbackList()
+        )
         with closing(setup.executor), closing(recorder) if recorder else nullcontext():
             state = train(setup, record, broadcast_state(state, setup.initial_device_state), watching)
         if watching.stopped:

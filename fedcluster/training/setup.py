@@ -27,6 +27,7 @@ from fedcluster.models.tasks import find_metrics
 from fedcluster.runs.ledger import size
 from fedcluster.runs.progress import Display
 from fedcluster.state import Message, State
+from fedcluster.training.device_evaluation import DeviceEvaluation, DeviceEvaluator
 from fedcluster.training.evaluation import SAMPLE, Evaluator
 from fedcluster.training.executors.distributed import Distributed, broadcast_array, is_distributed
 from fedcluster.training.executors.in_process import Executor, InProcess, Trainer
@@ -43,6 +44,8 @@ class Setup:
 
     experiment: Experiment
     dataset: Dataset | None  # None where only the devices of a federation have data
+    shape: tuple[int, ...]  # of a sample
+    classes: int
     fleet: fleet.Fleet
     partition: Partition | None  # None where the samples are on the devices of a federation
     clusters: clusters.Clusters
@@ -54,6 +57,7 @@ class Setup:
     executor: Executor
     clock: clocks.Clock | None
     evaluate: Evaluator
+    evaluate_devices: DeviceEvaluation | None  # where devices hold out samples
     start: State
     initial_device_state: Message  # what a device keeps that has not taken part
     devices: int  # on the ledger
@@ -84,6 +88,9 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
     if flat_model.could_be_compiled and flat_model.network is None:
         display.say(f"training with torch, which is slower for this model: {unavailable_reason()}")
     evaluate = Evaluator(flat_model, dataset, partition.pooled(SAMPLE, seed), find_metrics(experiment.metrics))
+    by_device = None
+    if partition.held_out is not None:
+        by_device = DeviceEvaluator(evaluate, partition.held_out, groups, experiment.eval, seed)
     devices = len(everyone)
     if central:
         partition = pool(partition, dataset, seed)
@@ -100,6 +107,8 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
     return Setup(
         experiment=experiment,
         dataset=dataset,
+        shape=dataset.shape,
+        classes=dataset.classes,
         fleet=everyone,
         partition=partition,
         clusters=groups,
@@ -111,6 +120,7 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
         executor=InProcess(trainer, dataset, partition),
         clock=clock,
         evaluate=evaluate,
+        evaluate_devices=by_device,
         start=start,
         initial_device_state=algorithm.initial_device_state(flat_model.w, flat_model.size),
         devices=devices,

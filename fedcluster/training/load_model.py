@@ -1,0 +1,53 @@
+"""fedcluster.load_model: the trained module of a run, from its folder."""
+
+import re
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import nn
+
+from fedcluster.errors import BadRun, FedClusterError
+from fedcluster.experiment import Experiment, parse, read
+from fedcluster.models import zoo
+from fedcluster.runs.directory import BEST, MODEL, run_facts
+
+OWN_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:name
+
+
+def load_model(run: str | Path, best: bool = False, allow: tuple[str, ...] = ()) -> nn.Module:
+    """The module that a finished run trained, in evaluation mode; with `best`, the best model that the run kept.
+
+    The files are checked against the digests that the run noted when it finished. A model of one's own is code that the
+    run's experiment names (`package.module:name`): it is imported only if `allow` has this name. The module takes
+    samples as training saw them: see `Dataset.inputs`.
+    """
+    folder, name = Path(run), BEST if best else MODEL
+    facts = run_facts(folder)
+    digests, data = facts.get("finished"), facts.get("data")
+    if not isinstance(digests, dict) or not isinstance(data, dict):
+        raise BadRun(f"{folder} does not hold a finished run: finish it with --resume")
+    if name not in digests:
+        raise BadRun(f"{folder} has no {name}: the run did not keep its best model (eval.best)")
+    try:
+        content = (folder / name).read_bytes()
+        whole = sha256(content).hexdigest() == digests[name]
+    except OSError:
+        whole = False
+    if not whole:
+        raise BadRun(f"{folder / name} is missing or altered since the run finished: put it back from a copy")
+    keys: dict[str, Any] = parse(read(folder / "experiment.toml"), str(folder / "experiment.toml"))
+    given = keys.get("model", {}).get("name")
+    if isinstance(given, str) and OWN_CODE.fullmatch(given) and given not in allow:
+        raise BadRun(f"the model of {folder} is code of its own: if you trust {given}, add allow=({given!r},)")
+    experiment = Experiment(seed=keys.get("seed", 0), model={"name": given} if given else {})
+    try:
+        module = zoo.build(experiment.model.name, tuple(data["shape"]), int(data["classes"]), experiment.seed)
+        module.load_state_dict(load_tensors(content))
+    except FedClusterError:
+        raise
+    except (SafetensorError, RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise BadRun(f"{folder / name} does not fit the run's model ({str(error).splitlines()[0]})") from None
+    return module.eval()
