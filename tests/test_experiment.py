@@ -26,6 +26,7 @@ samples = 500
 partition = "major_class"
 rho_device = 0.5
 date = "2026-01-01"
+test_share = 0.0
 [clusters]
 method = "random"
 count = 10
@@ -59,6 +60,9 @@ tau = 1e-3
 norm_bound = 10.0
 [centralized]
 batch = 60
+[eval]
+every = 10
+devices = "all"
 """
 
 

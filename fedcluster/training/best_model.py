@@ -6,7 +6,6 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
 from fedcluster.runs.directory import BEST, Folder
 from fedcluster.runs.metrics import Line
@@ -39,9 +38,13 @@ class BestModel(Callback):
             write_atomically(self.path, save(self.flat_model.state_dict(state.model), about))
 
 
-def keep_best(experiment: Experiment, folder: Folder, say: Callable[[str], None]) -> list[Callback]:
+def keep_best(setup: Setup, folder: Folder, say: Callable[[str], None]) -> list[Callback]:
     """The callback that `eval.best` asks for, if it does."""
-    return [] if experiment.eval.best is None else [BestModel(folder.path, experiment.eval.best, say)]
+    score = setup.experiment.eval.best
+    if score is None:
+        return []
+    direction(score, setup, "eval.best")  # refused before the run begins
+    return [BestModel(folder.path, score, say)]
 
 
 def stored_round(path: Path) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedcluster.errors import BadExperiment, CallbackFailed, FedClusterError
-from fedcluster.experiment import Experiment
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs.metrics import Line
 from fedcluster.runs.progress import Display
@@ -144,7 +143,10 @@ class EarlyStopping(Callback):
             raise StopTraining(f"{self.metric} has not improved for {self.waited} rounds")
 
 
-def stop_rule(experiment: Experiment) -> list[Callback]:
+def stop_rule(setup: Setup) -> list[Callback]:
     """The callback that [stop] describes, if the experiment has one."""
-    stop = experiment.stop
-    return [] if stop is None else [EarlyStopping(stop.metric, stop.patience, stop.target)]
+    stop = setup.experiment.stop
+    if stop is None:
+        return []
+    direction(stop.metric, setup, "stop.metric")  # refused before the run begins
+    return [EarlyStopping(stop.metric, stop.patience, stop.target)]

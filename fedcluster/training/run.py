@@ -91,15 +91,13 @@ def run(
                 "experiment": experiment.digest(),
             }
         )
+        rules, keeping = stop_rule(setup), keep_best(setup, folder, display.say) if folder else []
         state, record, kept = begin(setup, folder, display)
         recorder = Recorder(folder.path, kept) if folder else None
         own: list[Callback] = [Progress(display, setup.schedule.name)]
         if folder and recorder:
-            own = [recorder, *own, *keep_best(experiment, folder, display.say)]
-            own.append(Checkpoints(recorder, record, folder.run))
-        watching = (
-            CallbackList(own, [*stop_rule(experiment), *callbacks], folder is not None) if main_rank else CallbackList()
-        )
+            own = [recorder, *own, *keeping, Checkpoints(recorder, record, folder.run)]
+        watching = CallbackList(own, [*rules, *callbacks], folder is not None) if main_rank else CallbackList()
         with closing(setup.executor), closing(recorder) if recorder else nullcontext():
             state = train(setup, record, broadcast_state(state, setup.initial_device_state), watching)
         if watching.stopped:

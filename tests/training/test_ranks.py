@@ -45,12 +45,15 @@ def torchrun(experiment: fedcluster.Experiment, folder: Path, *options: str) -> 
 )
 def test_two_ranks_find_what_one_finds(algorithm: str, steps: Any, tmp_path: Path) -> None:
     local = KEYS["local"] | {"algorithm": algorithm, "steps": steps}
-    experiment = fedcluster.Experiment(**KEYS | {"rounds": 4, "local": local})
+    by_device = {"fleet": KEYS["fleet"] | {"test_share": 0.2}, "eval": {"every": 2}}
+    experiment = fedcluster.Experiment(**KEYS | by_device | {"rounds": 4, "local": local})
     fedcluster.run(experiment, tmp_path / "alone", display=Display())
     done = torchrun(experiment, tmp_path / "together")
     assert done.returncode == 0, done.stderr[-3000:]
     assert essence(tmp_path / "together") == essence(tmp_path / "alone")
     assert norms(tmp_path / "together") == norms(tmp_path / "alone")
+    scores = [(tmp_path / name / "devices.parquet").read_bytes() for name in ("alone", "together")]
+    assert scores[0] == scores[1]
     assert done.stdout.count("after 4 rounds") == 1
 
 
