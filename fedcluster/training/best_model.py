@@ -34,7 +34,7 @@ class BestModel(Callback):
         value = self.sign * line[self.score]
         if value > self.best:
             self.best = value
-            about = {"round": str(line["round"]), self.score: repr(line[self.score])}
+            about = {"round": str(line["round"])}  # one entry: safetensors writes several in any order
             write_atomically(self.path, save(self.flat_model.state_dict(state.model), about))
 
 
