@@ -1,12 +1,12 @@
-"""Federated algorithms, one short file each: three verbs, the same in simulation and in deployment.
+"""Federated algorithms, one short file each. Simulation and deployment use the same three methods:
 
-    broadcast(state)                                           what the server sends
-    train(flat_model, received, batches, device_state)         what a device computes, keeps and uploads
-    combine(state, aggregate, cycle)                           what the server makes of the cohort's aggregate
+    broadcast(state)                                        what the server sends to a cohort
+    train(flat_model, received, batches, device_state)      what a device computes, keeps and uploads
+    combine(state, aggregate, cycle)                        the next state, from the aggregate of the uploads
 
-A message is a dict of flat vectors by name. A user's own algorithm derives from FedAvg, which has all of them; a local
-rule, which only changes the gradient, is one function. Between `train` and `combine` stand the transforms of an update
-(`transforms`) and the aggregator (`aggregation`).
+A message is a dict of flat vectors by name. A user's own algorithm derives from FedAvg and overrides what differs; a
+gradient transform is a single function. Between `train` and `combine` come the update transforms (`transforms`) and the
+aggregator (`aggregation`).
 """
 
 from dataclasses import replace
@@ -38,24 +38,25 @@ __all__ = [
 
 
 def build(section: Algorithm, local: Local, seed: int) -> FedAvg:
-    """The algorithm that [algorithm] names. A class, or a functools.partial of one, is called with [local], its own
-    options and the seed; a function is a local rule inside FedAvg."""
+    """The algorithm that [algorithm] names: a class (or a functools.partial of one), which is called with [local], its
+    options and the seed, or a function, which transforms the gradient in FedAvg."""
     own: Any = section.find()
     kind = own.func if isinstance(own, partial) else own
     if not isinstance(kind, type):
         return LocalRule(own, local, section.options, seed)
     if not issubclass(kind, FedAvg):
-        raise BadExperiment(f"algorithm.name: {section.name} is a class, but not one derived from FedAvg")
+        raise BadExperiment(f"algorithm.name: the class {section.name} does not derive from FedAvg")
     algorithm: FedAvg = own(local, section.options, seed)
     return algorithm
 
 
 def optimizer(options: Server) -> ServerOptimizer | None:
+    """The server optimizer; None where the average is the next model."""
     return None if (options.optimizer, options.lr) == ("none", 1.0) else ServerOptimizer(options)
 
 
 def first_state(algorithm: FedAvg, optimizer: ServerOptimizer | None, model: Tensor, size: int) -> State:
-    """The state before the first cycle: W_0, and what the server keeps."""
+    """The state before the first cycle: W_0 and the server's state."""
     server: Message = {}
     for phase in algorithm.phases:
         server |= phase.initial_server_state(model, size)
@@ -72,6 +73,6 @@ def phase_tensor_names(algorithm: FedAvg, state: State) -> tuple[list[list[str]]
 
 
 def messages(algorithm: FedAvg, state: State) -> tuple[list[Message], list[Message]]:
-    """What a device downloads and what it uploads in each phase of a cycle."""
+    """The downloads and the uploads of a device, one for each phase of a cycle."""
     phases = algorithm.phases
     return [phase.broadcast(state) for phase in phases], [phase.upload_spec(state) for phase in phases]

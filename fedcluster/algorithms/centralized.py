@@ -1,6 +1,6 @@
-"""Centralized training: one optimizer over the whole run, on data in one place.
+"""Centralized training: one optimizer over the whole run, on pooled data.
 
-It runs as a fleet of one device, which keeps the optimizer's moments from round to round.
+It runs as a fleet of one device that keeps the optimizer's moments from round to round.
 """
 
 from torch import Tensor

@@ -4,33 +4,34 @@ Networks from Decentralized Data, AISTATS 2017.
     w_k   = E optimizer steps on f_k from W
     W_new = sum_k p_k w_k / sum_k p_k      over the updates accepted from the cohort
 
-The other algorithms say only in what they differ from it.
+The other algorithms override what differs.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from numpy.random import Generator
 from torch import Tensor
 
 from fedcluster.experiment import LOCAL_OPTIMIZERS, Local, Section
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel, Objective, cross_entropy
 from fedcluster.models.local_sgd import Batches, GradientTransform, local_sgd
+from fedcluster.rng import stream
 from fedcluster.state import Accepted, Aggregate, Message, State
 
 
 class FedAvg:
-    """`local` is the section [local] of the experiment, `options` the algorithm's own section, `seed` the experiment's,
-    for what server and devices draw alike."""
+    """`local` and `options` are the sections [local] and [algorithm] of the experiment. `seed` is the experiment's."""
 
     name = "fedavg"
     objective: Objective = staticmethod(cross_entropy)
     correct: GradientTransform | None = None
-    unsupported: ClassVar[Mapping[str, str]] = {}  # keys of [local] that the algorithm cannot be used with, and why
+    unsupported: ClassVar[Mapping[str, str]] = {}  # keys of [local] that the algorithm does not allow, and why
 
     class Options(Section):
-        """The keys that [algorithm] has besides `name`."""
+        """The keys of [algorithm] besides `name`."""
 
     def __init__(self, local: Local, options: Section | None = None, seed: int = 0) -> None:
         self.local, self.seed = local, seed
@@ -38,28 +39,32 @@ class FedAvg:
 
     @classmethod
     def local_optimizers(cls, options: Section) -> tuple[str, ...]:
-        """The local optimizers that the algorithm can be used with."""
+        """The local optimizers that the algorithm allows."""
         return LOCAL_OPTIMIZERS
 
     @property
     def phases(self) -> "tuple[FedAvg, ...]":
-        """The downloads and uploads of a cycle, in order. Nearly every algorithm has one."""
+        """The phases of a cycle, each one download and one upload. Most algorithms have one."""
         return (self,)
 
+    def rng(self, round: int, cycle: int = 0, device: int = 0) -> Generator:
+        """A random stream of the algorithm's own. Server and device draw the same numbers from it."""
+        return stream(self.seed, "algorithm", round, cycle, device)
+
     def initial_server_state(self, model: Tensor, size: int) -> Message:
-        """What the server keeps from cycle to cycle, before the first. The first `size` weights are trained."""
+        """The server's state before the first cycle. The first `size` numbers of the model are trained."""
         return {}
 
     def initial_device_state(self, model: Tensor, size: int) -> Message:
-        """What a device keeps between the cycles in which it takes part, before the first."""
+        """A device's state before the first cycle in which it takes part."""
         return {}
 
     def broadcast(self, state: State) -> Message:
-        """What the server sends to the cohort."""
+        """The message to every device of the cohort."""
         return {"model": state.model}
 
     def upload_spec(self, state: State) -> Message:
-        """Tensors with the names, shapes and types of what a device uploads."""
+        """Tensors with the names, shapes and types of an upload."""
         return {"model": state.model}
 
     def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
@@ -67,20 +72,20 @@ class FedAvg:
         return {"model": local_sgd(flat_model, received["model"], batches, correct=self.correct)}
 
     def aggregate_spec(self, state: State) -> Message:
-        """Tensors with the names, shapes and types of what is aggregated."""
+        """Tensors with the names, shapes and types of a contribution to the aggregate."""
         return self.upload_spec(state)
 
     def contribution(self, state: State, update: Accepted, cycle: Cycle) -> tuple[Message, float]:
-        """What an accepted update adds to the aggregate, and its weight."""
+        """What an accepted update contributes to the aggregate, and its weight."""
         return update.message, update.weight
 
     def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
-        """The next state, given the aggregate of the cohort."""
+        """The next state, from the aggregate of the cohort's updates."""
         return replace(state, model=aggregate.message["model"])
 
 
 class LocalRule(FedAvg):
-    """FedAvg with a function of the user's that transforms the gradient."""
+    """FedAvg with a gradient transform, a user's function."""
 
     def __init__(self, correct: GradientTransform, local: Local, options: Section | None = None, seed: int = 0) -> None:
         super().__init__(local, options, seed)

@@ -1,12 +1,12 @@
 """FEDL. Dinh, Tran, Nguyen, Hong, Bao, Zomaya, Gramoli: Federated Learning over Wireless Networks: Convergence
 Analysis and Resource Allocation, IEEE/ACM Transactions on Networking 2021.
 
-A device minimises its own loss, tilted so that at W it descends as the fleet does:
+A device minimises its loss plus a linear term, so that its gradient at W is eta F:
 
     J_k(w) = f_k(w) + <eta F - grad f_k(W), w>,    so that a local step uses  g + eta F - grad f_k(W)
 
-F is what the server holds for the gradient of the fleet: the average of grad f_k(w_k) over the cohort of the cycle
-before, which devices send with their models. Until there is one, in the very first cycle, steps are plain.
+F is the server's estimate of the fleet's gradient: the average of grad f_k(w_k), which devices upload with their
+models, over the cohort of the previous cycle. In the first cycle there is none, and steps are plain.
 """
 
 from dataclasses import replace
@@ -47,8 +47,8 @@ class Fedl(FedAvg):
     def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         start, fleet = received["model"], received["gradient"]
         if fleet.any():
-            tilt = self.options.eta * fleet - self.gradient(flat_model, start, batches)
-            w = local_sgd(flat_model, start, batches, tilt)
+            linear_term = self.options.eta * fleet - self.gradient(flat_model, start, batches)
+            w = local_sgd(flat_model, start, batches, linear_term)
         else:
             w = local_sgd(flat_model, start, batches)
         return {"model": w, "gradient": self.gradient(flat_model, w, batches)}

@@ -1,11 +1,11 @@
 """FedMAX. Chen, Bhardwaj, Marculescu: FedMAX: Mitigating Activation Divergence for Accurate and
 Communication-Efficient Federated Learning, ECML PKDD 2020.
 
-Of all models that fit its data, a device takes one whose last hidden activations a_i say least: it minimises
+A device keeps the entropy of its last hidden activations a_i high. It minimises
 
     f_k(w) + beta mean_i sum_j q_ij log q_ij        q_i = softmax(a_i)
 
-that is, the loss minus beta times their mean entropy. a_i is what enters the last linear layer.
+the loss minus beta times their mean entropy. a_i is the input of the last linear layer.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ class FedMax(FedAvg):
         self.objective = self.with_entropy
 
     def with_entropy(self, module: Any, x: Tensor, y: Tensor) -> Tensor:
-        """`module` may be a function over modules: the layer is found by its place in the module below it."""
+        """The loss with the penalty. `module` may be a function over a module, whose last linear layer is hooked."""
         seen: list[Tensor] = []
         hook = last_linear(module).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
@@ -46,5 +46,7 @@ class FedMax(FedAvg):
 def last_linear(module: nn.Module) -> nn.Linear:
     layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
     if not layers:
-        raise BadExperiment('algorithm.name = "fedmax" needs a model with a linear layer, and this one has none')
+        raise BadExperiment(
+            'algorithm.name = "fedmax" needs a model with a linear layer: choose another model or algorithm'
+        )
     return layers[-1]

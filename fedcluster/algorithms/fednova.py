@@ -1,15 +1,15 @@
 """FedNova. Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous Federated
 Optimization, NeurIPS 2020.
 
-Devices that take more steps would pull the average towards themselves. Their movements are normalised first:
+In a plain average, devices that take more steps weigh more. FedNova normalises their movements first:
 
     W_new = W + a_eff sum_k p_k (w_k - W) / a_k,    a_eff = sum_k p_k a_k      p_k renormalised over the cohort
 
 a_k is the number of steps tau_k with SGD, ||a_k||_1 = (tau - m (1 - m^tau) / (1 - m)) / (1 - m) with momentum m, and
 tau + m ||a_k||_1 of that with Nesterov's. Weight decay is part of the gradients.
-Running statistics b_k are averaged with the weights p_k. Both sides compute tau_k, from the same
-stream or, with epochs, from the device's number of samples, so that it is not sent. With weights p_k / a_k, of which A
-is the average of the models, everything comes from averages:
+Running statistics b_k are averaged with the weights p_k. Server and device both compute tau_k, from the same random
+stream or, with epochs, from the device's number of samples, so that it is not sent. All of it follows from means with
+the weights p_k / a_k, with A the mean of the models:
 
     W_new = W + mean(a^2) / mean(a)^2 (A - W),    running statistics: mean(a b_k) / mean(a)
 """

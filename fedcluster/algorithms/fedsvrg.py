@@ -1,8 +1,8 @@
 """FSVRG. Konečný, McMahan, Ramage, Richtárik: Federated Optimization: Distributed Machine Learning for On-Device
 Intelligence, 2016 (its Algorithm 3, with averages weighted by samples).
 
-Two exchanges: the cohort first sends its gradients at W, each over all of a device's data, whose average c it then
-descends around:
+Two phases. First the devices of the cohort upload their gradients at W over all of their data, whose average is c.
+Then their local steps use
 
     g(w) - g(W) + c        both gradients on the same batch, with the same dropout masks
 """
@@ -24,10 +24,10 @@ class FedSvrg(FedAvg):
 
     @property
     def phases(self) -> tuple[FedAvg, ...]:
-        return PooledGradient(self.local), self
+        return PooledGradient(self.local, seed=self.seed), self
 
     def broadcast(self, state: State) -> Message:
-        return {"gradient": state.server["gradient"]}  # the model came with the first exchange
+        return {"gradient": state.server["gradient"]}  # the model was sent in the first phase
 
     def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         pooled = received["gradient"]

@@ -1,19 +1,19 @@
 """Mime and MimeLite. Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh: Breaking the Centralized Barrier for
 Cross-Device Federated Learning, NeurIPS 2021.
 
-The statistics s of the optimizer stay with the server. Local steps apply them and do not change them:
+The optimizer's statistics s are the server's. Local steps apply them without changing them:
 
     w <- w - lr U(d, s),    d = g(w) - g(W) + c  in Mime,  d = g(w)  in MimeLite
-    s <- V(c, s)            once a cycle, c = the cohort's average gradient at W over all its data
+    s <- V(c, s)            once a cycle, with c the cohort's average gradient at W over all of its data
 
     sgd        U = d
     momentum   U = (1 - b) d + b m                    V: m <- (1 - b) c + b m
-    adam       U by `statistics`                      V: m <- b1 m + (1 - b1) c,  v <- b2 v + (1 - b2) c^2,  t <- t + 1
-        per_step   U = a step of Adam, with bias correction, with the statistics that d would give; they are put back
-        fixed      U = ((1 - b1) d + b1 m) / (sqrt(v) + eps), the paper's; v starts at 0, without bias correction
+    adam       see `statistics`                      V: m <- b1 m + (1 - b1) c,  v <- b2 v + (1 - b2) c^2,  t <- t + 1
+        per_step   U = Adam's step with bias correction, after updating a copy of the statistics with d
+        fixed      U = ((1 - b1) d + b1 m) / (sqrt(v) + eps) as in the paper; v starts at 0, without bias correction
 
-Mime needs c before the local steps: an exchange of its own. MimeLite sends its gradients with its models; with plain
-SGD there are no statistics, and no gradients are sent. Weight decay adds its term to d and, at W, to c.
+Mime needs c before the local steps, and so a phase of its own. MimeLite uploads gradients together with models; with
+plain SGD there are no statistics and no gradients are uploaded. Weight decay adds its term to d and, at W, to c.
 """
 
 from dataclasses import replace
@@ -32,8 +32,8 @@ from fedcluster.models.optimizers import with_decay
 from fedcluster.state import Aggregate, Message, State
 
 
-class Applied:
-    """The optimizer with the server's statistics held fast: w <- w - lr U(d, s)."""
+class MimeOptimizer:
+    """A local step with the server's statistics: w <- w - lr U(d, s)."""
 
     def __init__(self, local: Local, lr: float, fixed: bool, statistics: Message) -> None:
         self.local, self.lr, self.fixed, self.statistics = local, lr, fixed, statistics
@@ -56,8 +56,8 @@ class Applied:
             w.add_(d, alpha=-lr)
 
 
-def renewed(options: Local, s: Message, mean: Message, w: Tensor) -> Message:
-    """V: the statistics after one more gradient, the cohort's average at w."""
+def update_statistics(options: Local, s: Message, mean: Message, w: Tensor) -> Message:
+    """V(c, s), with c the cohort's average gradient at w."""
     if options.optimizer == "sgd":
         return {}
     gradient = with_decay(w, mean["gradient"], options.l2)
@@ -96,18 +96,18 @@ class MimeLite(FedAvg):
         return {"model": state.model} | self.statistics(state.server)
 
     def upload_spec(self, state: State) -> Message:
-        plain = self.local.optimizer == "sgd"  # has no statistics for a gradient to renew
+        plain = self.local.optimizer == "sgd"  # has no statistics
         return {"model": state.model} | ({} if plain else {"gradient": state.model[: state.size]})
 
     def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
         plain, start = self.local.optimizer == "sgd", received["model"]
         gradient = {} if plain else {"gradient": full_gradient(flat_model, start, batches)}
-        applied = Applied(self.local, batches.lr, self.options.statistics == "fixed", self.statistics(received))
-        return {"model": local_sgd(flat_model, start, batches, rule=applied)} | gradient
+        rule = MimeOptimizer(self.local, batches.lr, self.options.statistics == "fixed", self.statistics(received))
+        return {"model": local_sgd(flat_model, start, batches, rule=rule)} | gradient
 
     def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
         w = state.model[: state.size]
-        server = state.server | renewed(self.local, state.server, aggregate.message, w)
+        server = state.server | update_statistics(self.local, state.server, aggregate.message, w)
         return replace(state, model=aggregate.message["model"], server=server)
 
 
@@ -116,10 +116,10 @@ class Mime(MimeLite):
 
     @property
     def phases(self) -> tuple[FedAvg, ...]:
-        return PooledGradient(self.local), self
+        return PooledGradient(self.local, seed=self.seed), self
 
     def broadcast(self, state: State) -> Message:
-        """The model came with the first exchange."""
+        """The model was sent in the first phase."""
         return {"gradient": state.server["gradient"]} | self.statistics(state.server)
 
     def upload_spec(self, state: State) -> Message:
@@ -131,8 +131,8 @@ class Mime(MimeLite):
         def anchor(gradient: Tensor, w: Tensor, start: Tensor) -> None:
             gradient.sub_(flat_model.gradient_at(start)).add_(pooled)
 
-        applied = Applied(self.local, batches.lr, self.options.statistics == "fixed", self.statistics(received))
-        return {"model": local_sgd(flat_model, received["model"], batches, correct=anchor, rule=applied)}
+        rule = MimeOptimizer(self.local, batches.lr, self.options.statistics == "fixed", self.statistics(received))
+        return {"model": local_sgd(flat_model, received["model"], batches, correct=anchor, rule=rule)}
 
     def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
         pooled = {"gradient": state.server["gradient"]}

@@ -1,6 +1,6 @@
-"""The pooled gradient: an exchange of its own, before the model's, that some algorithms need.
+"""The cohort's average gradient at W: a first phase that some algorithms need.
 
-devices receive W and send grad f_k(W);  the server keeps  sum_k p_k grad f_k(W) / sum_k p_k
+download: W      upload: grad f_k(W)      the server keeps  sum_k p_k grad f_k(W) / sum_k p_k
 """
 
 from dataclasses import replace

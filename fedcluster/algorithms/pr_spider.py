@@ -1,14 +1,14 @@
 """PR-SPIDER. Sharma, Kafle, Khanduri, Bulusu, Rajawat, Varshney: Parallel Restarted SPIDER - Communication Efficient
 Distributed Nonconvex Optimization with Optimal Computation Complexity, 2019.
 
-Every cycle is a restart: the cohort sends its gradients at W, whose average v_0 starts the recursion of each device
+Every cycle is a restart. The cohort uploads its gradients at W, whose average is v_0. Then each device computes
 
     w_1 = W - lr v_0
     v_t = g_t(w_t) - g_t(w_{t-1}) + v_{t-1}        both gradients on batch t
     w_{t+1} = w_t - lr v_t                         E steps in all; the first needs no batch
 
-In the paper an epoch has several communications between restarts; here it has one, because the next cohort is
-another cluster's, whose gradient v would not be.
+In the paper several communications follow a restart. Here it is one, because the next cohort belongs to another
+cluster, and v does not estimate that cluster's gradient.
 """
 
 from torch import Tensor

@@ -1,5 +1,8 @@
-"""The table of algorithms. Each class declares its name, its options, the local optimizers that fit, its phases and its
-paper; validation of experiments, `fedcluster algorithms`, docs and error messages come from here."""
+"""The table of algorithms.
+
+Each file declares the algorithm's name, options, local optimizers and phases, and cites its paper in the first
+paragraph. Validation of experiments, `fedcluster algorithms` and error messages use this table.
+"""
 
 import sys
 from dataclasses import dataclass
@@ -37,7 +40,7 @@ ALGORITHMS: dict[str, type[FedAvg]] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """What an algorithm keeps, sends and needs."""
+    """An algorithm as `fedcluster algorithms` lists it."""
 
     name: str
     options: list[str]

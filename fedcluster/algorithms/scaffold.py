@@ -1,23 +1,22 @@
 """SCAFFOLD. Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for
 Federated Learning, ICML 2020.
 
-The server keeps a control variate c, device k its own c_k, both 0 at the start. A local step uses
+The server has a control variate c and device k a control variate c_k, both 0 at the start. A local step uses
 
     g - c_k + c
 
-and then the device renews c_k by option I, the gradient of all its data at the model received, or by option II,
+After its steps the device updates c_k. Option I takes the gradient of all its data at the received model, option II
 
     c_k+ = c_k - c + (W - w_k) / (E lr)
 
-The server averages the models, and c moves by the share that the accepted updates have of the whole fleet, so that it
-stays the weighted mean of the c_k:
+The server averages the models and updates c so that it stays the weighted mean of the c_k:
 
     c <- c + sum_{k accepted} p_k (c_k+ - c_k)      p_k not renormalised
 
-A device whose update is lost or refused keeps its old c_k. The paper's global step size is `server.lr`.
+A device whose update is missing or refused keeps its old c_k. The paper's global step size is `server.lr`.
 
-Under cycling a round is M moves of c. With `reset = "round"` c and every c_k begin each round at 0; as a device takes
-part once a round, it then keeps nothing.
+With M clusters c is updated M times a round. With `reset = "round"` c and every c_k are 0 at the start of each round;
+since a device takes part once a round, it then has no state.
 """
 
 from dataclasses import replace
@@ -45,7 +44,7 @@ class Scaffold(FedAvg):
 
     @classmethod
     def local_optimizers(cls, options: Section) -> tuple[str, ...]:
-        """Option II assumes that a device moves by E lr times its mean gradient."""
+        """Option II assumes that a device moves by E lr times its mean gradient, which only SGD does."""
         assert isinstance(options, Scaffold.Options)
         return ("sgd",) if options.option == "II" else LOCAL_OPTIMIZERS
 
@@ -81,6 +80,6 @@ class Scaffold(FedAvg):
         return {"model": w, "variate": new - c_k}
 
     def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
-        share = aggregate.weight * float(cycle.weights.sum())  # of the whole fleet
+        share = aggregate.weight * float(cycle.weights.sum())  # sum of p_k over the accepted updates
         c = self.variate(state).add(aggregate.message["variate"], alpha=share)
         return replace(state, model=aggregate.message["model"], server=state.server | {"variate": c})

@@ -2,7 +2,7 @@
 Classification, 2019 (avgm); Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive Federated
 Optimization, ICLR 2021 (adagrad, adam, yogi).
 
-The cycle's average movement D = W_combined - W is taken for a gradient, whatever algorithm it comes from:
+The average movement of a cycle, D = W_combined - W, is used as a negative gradient, with any algorithm:
 
     none                                                 W <- W + lr D
     avgm                  m <- b1 m + D                  W <- W + lr m
@@ -11,7 +11,7 @@ The cycle's average movement D = W_combined - W is taken for a gradient, whateve
         adam      v <- b2 v + (1 - b2) D^2
         yogi      v <- v - (1 - b2) D^2 sign(v - D^2)    v starts at tau^2, m at 0; no bias correction
 
-As in the paper, adagrad has b1 = 0 unless told otherwise. Running statistics of a model are averaged, not optimized.
+As in the paper, adagrad's default is b1 = 0. Running statistics of a model are averaged, not optimized.
 """
 
 from dataclasses import replace
@@ -36,21 +36,21 @@ class ServerOptimizer:
         return {"server.m": m, "server.v": torch.full_like(m, self.options.tau**2)}
 
     def step(self, before: State, combined: State) -> State:
-        """The state after the cycle's combination, its movement made by the optimizer."""
+        """The optimizer's step from `before` along the movement to `combined`."""
         if combined.model is before.model:
             return combined
         options, (b1, b2) = self.options, self.options.betas
-        device_state, size = combined.server, combined.size
+        server, size = combined.server, combined.size
         d = combined.model[:size] - before.model[:size]
         model = combined.model.clone()
         if options.optimizer == "none":
             model[:size] = before.model[:size] + options.lr * d
             return replace(combined, model=model)
         if options.optimizer == "avgm":
-            m = device_state["server.m"].mul(b1).add_(d)
+            m = server["server.m"].mul(b1).add_(d)
             model[:size] = before.model[:size] + options.lr * m
-            return replace(combined, model=model, server=device_state | {"server.m": m})
-        m, v = device_state["server.m"].lerp(d, 1 - b1), device_state["server.v"]
+            return replace(combined, model=model, server=server | {"server.m": m})
+        m, v = server["server.m"].lerp(d, 1 - b1), server["server.v"]
         square = d * d
         if options.optimizer == "adagrad":
             v = v + square
@@ -59,4 +59,4 @@ class ServerOptimizer:
         else:
             v = v - (1 - b2) * square * torch.sign(v - square)
         model[:size] = before.model[:size].addcdiv(m, v.sqrt().add_(options.tau), value=options.lr)
-        return replace(combined, model=model, server=device_state | {"server.m": m, "server.v": v})
+        return replace(combined, model=model, server=server | {"server.m": m, "server.v": v})

@@ -1,12 +1,12 @@
-"""Transforms of an update: the place for clipping, noise and compression. None by default.
+"""Update transforms: clipping, noise, compression. None by default.
 
     on_device(upload, received, rng)           on the device, after local training
     on_server(upload, received, rng)           on the server, on an accepted update, before aggregation
     on_aggregate(aggregate, received, rng)     on the server, after aggregation
 
 Each takes and returns a message: a dict of flat vectors with the same names, shapes and types. `received` is what the
-device downloaded in this cycle, with the model W under "model". `rng` is a separate stream for every transform, hook,
-phase, round, cycle and device. Transforms are called in the order in which the experiment lists them.
+device has downloaded in this cycle, with the model W under "model". `rng` is a separate random stream for every
+transform, method, phase, round, cycle and device. Transforms are applied in the experiment's order.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from fedcluster.state import Message
 
 
 class UpdateTransform:
-    """Changes nothing. A transform derives from it and replaces what it needs."""
+    """The identity. A transform derives from it and overrides the methods that it needs."""
 
     def on_device(self, upload: Message, received: Message, rng: Generator) -> Message:
         return upload
@@ -34,7 +34,7 @@ class UpdateTransform:
 
 
 class Transforms:
-    """The transforms of an experiment, in their order, with their random streams."""
+    """The transforms of an experiment in order, with their random streams."""
 
     def __init__(self, transforms: Sequence[Any] = (), seed: int = 0) -> None:
         self.transforms, self.seed = [find(given) for given in transforms], seed
@@ -62,9 +62,10 @@ class Transforms:
 
 
 def find(given: Any) -> UpdateTransform:
-    """A transform, or the class of one, itself or as package.module:name."""
-    found = import_object(given) if isinstance(given, str) else given
-    found = found() if isinstance(found, type) else found
-    if not isinstance(found, UpdateTransform):
-        raise BadExperiment(f"transforms: {given} is not derived from fedcluster.algorithms.UpdateTransform")
-    return found
+    """A transform from an instance, a class or package.module:name."""
+    transform = import_object(given) if isinstance(given, str) else given
+    if isinstance(transform, type):
+        transform = transform()
+    if not isinstance(transform, UpdateTransform):
+        raise BadExperiment(f"transforms: {given} does not derive from fedcluster.UpdateTransform")
+    return transform

@@ -1,17 +1,17 @@
 """VRL-SGD. Liang, Shen, Liu, Pan, Chen, Cheng: Variance Reduced Local SGD with Lower Communication Complexity, 2019.
 
-Device k learns how its gradient drifts from the cohort's and corrects it; D_k is 0 at the start:
+Device k estimates how its gradient differs from the cohort's, D_k, and corrects it; D_k is 0 at the start:
 
-    local step:      g - D_k
-    after the turn:  D_k <- D_k + (W - w_k) / (E_k lr) - sum_j share_j (W - w_j) / (E_j lr)
+    local step:       g - D_k
+    after the cycle:  D_k <- D_k + (W - w_k) / (E_k lr) - sum_j share_j (W - w_j) / (E_j lr)
 
-over the updates accepted from the cohort; share_j is the part of device j in them. The D_k of a cohort that all finish
-their turn then still average to 0. With equal steps E this is the paper's D_k + (W_new - w_k) / (E lr), where W_new is
-the average of the models.
+The sum is over the accepted updates, in which device j has share_j. If all devices of a cohort complete the cycle,
+their D_k still average to 0. With equal steps E this is the paper's D_k + (W_new - w_k) / (E lr), where W_new is the
+average of the models.
 
-The sum is only known after the aggregation. In the paper devices take it from the next model that they receive; when
-clusters take turns they cannot, so the cohort downloads the average movement in an exchange of its own. A device that
-misses either exchange keeps its old D_k.
+The sum is known only after aggregation. In the paper devices take it from the next model that they receive. With
+clusters the next model is another cluster's, so the cohort downloads its average movement in a second phase. A device
+that misses either phase keeps its old D_k.
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ class VrlSgd(FedAvg):
 
     @property
     def phases(self) -> tuple[FedAvg, ...]:
-        return self, Drift(self.local)
+        return self, Drift(self.local, seed=self.seed)
 
     def initial_server_state(self, model: Tensor, size: int) -> Message:
         return {"movement": torch.zeros_like(model[:size])}
@@ -50,7 +50,7 @@ class VrlSgd(FedAvg):
         start, drift = received["model"], device_state["drift"]
         w = local_sgd(flat_model, start, batches, -drift)
         moved = start[..., : flat_model.size] - w[..., : flat_model.size]
-        device_state["drift"] = moved.div_(batches.steps * batches.lr).add_(drift)  # Drift takes off the mean
+        device_state["drift"] = moved.div_(batches.steps * batches.lr).add_(drift)  # Drift subtracts the mean
         return {"model": w}
 
     def aggregate_spec(self, state: State) -> Message:
@@ -58,7 +58,7 @@ class VrlSgd(FedAvg):
         return {"model": state.model} | ({} if equal else {"movement": state.model[: state.size]})
 
     def contribution(self, state: State, update: Accepted, cycle: Cycle) -> tuple[Message, float]:
-        """The model, and where devices take unequal steps the movement, scaled to a number of steps that all share."""
+        """The model and, if devices take unequal steps, the movement scaled to the same number of steps."""
         if isinstance(self.local.steps, int):
             return update.message, update.weight
         start = state.model[: state.size]
@@ -75,13 +75,12 @@ class VrlSgd(FedAvg):
 
 
 def reference_steps(local: Local) -> float:
-    """The number of steps for which movements are averaged, known to server and devices: the mean of a range; one step
-    with epochs."""
+    """The number of steps to which movements are scaled: the mean of a range, or one step with epochs."""
     return 1.0 if local.epochs is not None else sum(local.step_range) / 2
 
 
 class Drift(FedAvg):
-    """The second phase: the cohort downloads its average movement and uploads nothing."""
+    """The second phase: devices download the cohort's average movement and upload nothing."""
 
     def broadcast(self, state: State) -> Message:
         return {"movement": state.server["movement"]}

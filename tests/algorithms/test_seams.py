@@ -84,6 +84,37 @@ class Shrink(FedAvg):
         return super().combine(state, Aggregate(shrunk, aggregate.weight), cycle)
 
 
+class Dithered(FedAvg):
+    """A device adds numbers to its model, and the server, which is not sent them, subtracts the same ones."""
+
+    @staticmethod
+    def dither(rng: Any, model: Tensor) -> Tensor:
+        return torch.from_numpy(rng.integers(-8, 9, len(model)) / 8).float()
+
+    def train(self, flat_model: Any, received: Message, batches: Any, device_state: Message) -> Message:
+        model = super().train(flat_model, received, batches, device_state)["model"]
+        return {"model": model + self.dither(self.rng(*batches.place), model)}
+
+    def contribution(self, state: Any, update: Any, cycle: Any) -> tuple[Message, float]:
+        dither = self.dither(self.rng(cycle.round, cycle.cycle, update.device), update.message["model"])
+        return {"model": update.message["model"] - dither}, update.weight
+
+
+class Forgetful(Dithered):
+    def contribution(self, state: Any, update: Any, cycle: Any) -> tuple[Message, float]:
+        return update.message, update.weight
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_server_and_devices_draw_the_same_from_the_algorithms_own_stream(workers: int) -> None:
+    plain, dithered, forgetful = (
+        weights({"workers": workers}, algorithm={"name": f"{__name__}:{name}"})
+        for name in ("FedAvg", "Dithered", "Forgetful")
+    )
+    torch.testing.assert_close(dithered, plain, rtol=1e-4, atol=1e-5)
+    assert (forgetful - plain).abs().max() > 0.01
+
+
 def test_an_aggregator_of_ones_own_aggregates_and_has_options() -> None:
     plain = weights(aggregation={"name": Median})
     assert not torch.equal(plain, weights())
@@ -112,7 +143,7 @@ def test_transforms_draw_the_same_in_every_executor(options: dict[str, Any]) -> 
 
 
 def test_a_transform_that_is_none_is_refused() -> None:
-    with pytest.raises(fedcluster.FedClusterError, match="is not derived from fedcluster"):
+    with pytest.raises(fedcluster.FedClusterError, match="does not derive from fedcluster"):
         weights(transforms=["builtins:dict"])
 
 

@@ -47,7 +47,7 @@ def ends_plainly(here: Here, *words: Any) -> tuple[int, str]:
         ("model.name=os:getcwd", 2, "os:getcwd cannot be called with (shape, classes)"),
         ("data.name=os:path", 2, "is a module"),
         ("clusters.method=os:getcwd", 2, "cannot be called with (fleet, rng, options)"),
-        ("local.algorithm=builtins:int", 2, "is a class, but not one derived from FedAvg"),
+        ("local.algorithm=builtins:int", 2, "the class builtins:int does not derive from FedAvg"),
         ("local.lr=\udcff", 2, "is not UTF-8 text"),
         ("local.lr=1e300", 2, "less than or equal to 1000000000000000000000000000000"),
         ("local.lr=٣", 2, "local.lr = '٣' is not allowed"),

@@ -1,1 +1,1 @@
-"""Aggregation: how the updates of a cohort become one."""
+"""Aggregators, which reduce the updates of a cohort to one message."""

@@ -3,9 +3,9 @@
     W = sum_k p_k w_k / sum_k p_k
 
 The weights are renormalised by the total of the accepted updates. Each p_k w_k is rounded to a multiple of 2^-40, far
-below the precision of a float32 weight; sums of such numbers are exact in float64 below 2^13, which no trained weight
-exceeds. So the order of the updates, and which process trained which device, cannot change the result. Memory is one
-float64 vector, whatever the size of the cohort; under torchrun the ranks reduce that vector once.
+below the precision of a float32 weight. Sums of such numbers are exact in float64 below 2^13, which no trained weight
+exceeds, so the order of the updates and the assignment of devices to processes cannot change the result. Memory is one
+float64 vector, whatever the size of the cohort; under torchrun the ranks reduce it once.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from fedcluster.experiment import Section
 from fedcluster.models.kernels import library as compiled
 from fedcluster.state import Aggregate, Message
 
-GRID = 1.5 * 2.0**12  # added to a float64 below 2^12, it leaves no room for bits below 2^-40
+GRID = 1.5 * 2.0**12  # a float64 below 2^12 plus GRID has no bits below 2^-40
 
 
 class Mean:
@@ -28,7 +28,7 @@ class Mean:
     def __init__(self, spec: Message, options: Options | None = None, rng: Generator | None = None) -> None:
         sizes = [tensor.numel() for tensor in spec.values()]
         device = next(iter(spec.values())).device
-        self.total = torch.zeros(sum(sizes) + 1, dtype=torch.float64, device=device)  # the last one is the weight
+        self.total = torch.zeros(sum(sizes) + 1, dtype=torch.float64, device=device)  # the last number is the weight
         self.sums = dict(zip(spec, torch.split(self.total[:-1], sizes), strict=True))
         self.weight = 0.0
 
@@ -50,7 +50,7 @@ class Mean:
 
 
 def accumulate(total: Tensor, vector: Tensor, weight: float) -> None:
-    """total += weight * vector on the grid; in one pass where there is a compiler, the same to the bit."""
+    """total += weight * vector, rounded to the grid. The compiled pass gives the same bits."""
     if compiled.applies(vector):
         compiled.accumulate(total, vector, weight, GRID)
     else:

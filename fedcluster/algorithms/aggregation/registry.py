@@ -1,10 +1,10 @@
-"""Aggregators: how the accepted updates of a cycle become one message. One literal table says which there are.
+"""The table of aggregators, which reduce the accepted updates of a cycle to one message.
 
-An aggregator is made for every phase of every cycle, as `Aggregator(spec, options, rng)`: the names and shapes of the
-messages, its own section of the experiment, and a random stream of its own. Then come, in this order,
+An aggregator is created for every phase of every cycle as `Aggregator(spec, options, rng)`, with the names and shapes
+of the messages, its section of the experiment and a random stream of its own. Its methods are called in this order:
 
     accumulate(message, weight)     for every accepted update; weights add up to the accepted share of the cohort
-    reduce(all_reduce)              under torchrun only: merge the ranks' parts; `all_reduce` sums a tensor in place
+    reduce(all_reduce)              under torchrun: merge the parts of the ranks; `all_reduce` sums a tensor in place
     finish()                        the aggregate, or None when no rank has an update
 
 An aggregator without `reduce` is refused under torchrun.
