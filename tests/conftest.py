@@ -93,7 +93,7 @@ def cli(tmp_path: Path) -> Run:
             env=os.environ | environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
 
     return call

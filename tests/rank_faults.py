@@ -1,7 +1,9 @@
-"""What goes wrong on one rank or in one worker only: updates that are refused, and a machine without a compiler."""
+"""What goes wrong on one rank or in one worker only: updates that are refused, and a machine without a compiler. And
+training that waits until something has gone wrong."""
 
 import os
 from multiprocessing import parent_process
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -12,6 +14,7 @@ from fedcluster.models.kernels import library as compiled
 from fedcluster.models.local_sgd import Batches
 from fedcluster.models.zoo import Logistic
 from fedcluster.state import Message
+from tests.conftest import until
 
 
 class Astray(FedAvg):
@@ -22,6 +25,15 @@ class Astray(FedAvg):
         if batches.place[2] % 2:
             message["model"][0] = float("nan")
         return message
+
+
+class Waits(FedAvg):
+    """From its third round on, it waits for the file $GO."""
+
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+        if batches.place[0] >= 2:
+            until(Path(os.environ["GO"]).exists)
+        return super().train(flat_model, received, batches, device_state)
 
 
 def without_a_compiler(shape: Any, classes: int) -> nn.Module:

@@ -114,8 +114,11 @@ def test_nothing_trains_on_when_compare_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def jobs() -> list[Job]:
-    return [Job(f"seed{seed}", SMALL.override(rounds=60, seed=seed)) for seed in (0, 1)]
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Two jobs that wait in their third round for the file `go`."""
+    monkeypatch.setenv("GO", str(tmp_path / "go"))
+    waiting = SMALL.override(**{"rounds": 6, "algorithm.name": "tests.rank_faults:Waits"})
+    return [Job(f"seed{seed}", waiting.override(seed=seed)) for seed in (0, 1)]
 
 
 def test_the_run_of_a_killed_process_goes_on_in_another(
@@ -124,10 +127,10 @@ def test_the_run_of_a_killed_process_goes_on_in_another(
     killed = list[int]()
 
     def kill(done: int, total: int) -> None:
-        victims = multiprocessing.active_children()
-        if done and victims and not killed:
-            killed.append(1)
-            os.kill(victims[0].pid or 0, signal.SIGKILL)
+        if done and not killed:
+            killed.append(multiprocessing.active_children()[0].pid or 0)
+            os.kill(killed[0], signal.SIGKILL)
+            (tmp_path / "go").touch()
 
     def losses(found: dict[str, list[dict[str, Any]] | Diverged]) -> dict[str, list[float]]:
         return {name: [x["train_loss"] for x in lines] for name, lines in found.items() if isinstance(lines, list)}
@@ -152,31 +155,33 @@ def test_processes_that_are_always_killed_end_in_a_sentence(
 
 
 UNGUARDED = """
-import sys, time
+import sys
 import fedcluster
 from fedcluster.training.executors import processes as workers
 from fedcluster.runs.progress import Display
 workers.WORTH_STARTING = 0.0
 workers.may_fork = lambda: False
+train = workers.Workers.train
 
-class Patient(Display):
-    said = False
+def train_and_wait(self, *arguments):
+    yield from train(self, *arguments)
+    self.start_all()  # returns when all have ended
+
+workers.Workers.train = train_and_wait
+
+class Say(Display):
     def say(self, text):
-        self.said = True
         print(text, file=sys.stderr)
-    def round(self, line):
-        if not self.said:
-            time.sleep(0.2)
 
 keys = {"fleet": {"devices": 12, "samples": 20}, "clusters": {"count": 1, "participation": 1.0}}
-experiment = fedcluster.Experiment(rounds=400, model={"name": "logistic"}, **keys)
+experiment = fedcluster.Experiment(rounds=2, model={"name": "logistic"}, **keys)
 """
 SENTENCE = "put the call under if __name__ == '__main__'"
 
 
 def test_a_run_without_a_main_guard_says_so_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"{UNGUARDED}fedcluster.run(experiment, workers=3, display=Patient())\nprint('done')")
+    script.write_text(f"{UNGUARDED}fedcluster.run(experiment, workers=3, display=Say())\nprint('done')")
     process = start(script)
     out, err = process.communicate(timeout=600)
     assert (process.returncode, out) == (0, "done\n")

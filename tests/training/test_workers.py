@@ -17,6 +17,7 @@ from fedcluster.runs.progress import Display
 from fedcluster.training.executors import processes as workers
 from tests.conftest import until
 from tests.runs.test_resume import essence
+from tests.training.test_processes import command
 
 EXPERIMENT = fedcluster.Experiment(
     rounds=40,
@@ -118,7 +119,7 @@ def test_forked_workers_end_with_their_run_and_leave_its_folder_free(tmp_path: P
         process.kill()
         process.wait()
     assert len(forked) >= 2
-    until(lambda: not any(Path(f"/proc/{one}").exists() for one in forked))
+    until(lambda: not any(command(int(one)) for one in forked))
     with closing(Folder(out, fedcluster.load(file), resume=True)) as folder:
         assert folder.begun
 
