@@ -137,7 +137,7 @@ def test_the_run_of_a_killed_process_goes_on_in_another(
 
     disturbed = run_all(jobs, tmp_path / "two", 2, kill)
     assert killed
-    assert "a process that trains was lost (exit code -9)" in capfd.readouterr().err
+    assert "a training process was lost (exit code -9)" in capfd.readouterr().err
     assert losses(disturbed) == losses(run_all(jobs, tmp_path / "one", 1, lambda done, total: None))
 
 
