@@ -212,7 +212,7 @@ class Clusters(Section):
     path: FilePath | None = None
     free_seconds: Seconds = 600.0
     soft: bool = False
-    order: Literal["cyclic", "reshuffle"] = "reshuffle"
+    order: Literal["cyclic", "reshuffle", "once", "random", "balanced"] = "reshuffle"
     participation: Annotated[float, Field(gt=0, le=1)] = 0.1
 
     @model_validator(mode="before")
@@ -313,16 +313,19 @@ class Server(Section):
     """What the server does with a cycle's average movement: go `lr` times as far, or feed it to an optimizer. Some
     defaults depend on the optimizer."""
 
-    optimizer: Literal["none", "avgm", "adagrad", "adam", "yogi"] = "none"
+    optimizer: Literal["none", "avgm", "adagrad", "adam", "yogi", "round_momentum", "amplified"] = "none"
     lr: Positive = 1.0
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.99)
     tau: Positive = 1e-3
+    memory: Literal["sliding", "held"] | None = None
 
     @model_validator(mode="after")
     def defaults_of_the_optimizer(self) -> "Server":
         for key, value in SERVER_DEFAULTS.get(self.optimizer, {}).items():
             if key not in self.model_fields_set:
                 object.__setattr__(self, key, value)
+        if self.memory is not None and self.optimizer != "round_momentum":
+            raise ValueError(f'.memory = "{self.memory}" needs optimizer = "round_momentum"')
         return self
 
 
@@ -330,6 +333,8 @@ SERVER_DEFAULTS: dict[str, dict[str, Any]] = {
     "adagrad": {"lr": 0.03, "betas": (0.0, 0.99)},
     "adam": {"lr": 0.03},
     "yogi": {"lr": 0.03},
+    "round_momentum": {"betas": (0.5, 0.99), "memory": "sliding"},
+    "amplified": {"lr": 1.5},
 }
 
 

@@ -87,7 +87,7 @@ class State:
     """The global model W_{jM+K}, what the server and the devices keep, and the position: round j and cycle K come
     next, at this simulated time. Only devices that have taken part and have something to keep are in `devices`, which
     grows in place. The first `size` numbers of the model are trained (None: all), the rest are running statistics.
-    `norms` has what the updates of recent cohorts measured, by part of their messages: see `norms`."""
+    `norms` has what the updates of recent cohorts measured, by part of their messages: see `norms`. `cycles` is M."""
 
     model: Tensor
     server: Message = field(default_factory=dict)
@@ -97,3 +97,14 @@ class State:
     time: Time = Time()
     size: int | None = None
     norms: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    cycles: int = 1
+
+    @property
+    def t(self) -> int:
+        """The number of cycles before the next one: j M + K."""
+        return self.round * self.cycles + self.cycle
+
+    @property
+    def w(self) -> Tensor:
+        """The trained part of the model."""
+        return self.model[: self.size]

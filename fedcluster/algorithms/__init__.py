@@ -13,14 +13,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from fedcluster.algorithms import pair_balance
 from fedcluster.algorithms.centralized import Centralized
 from fedcluster.algorithms.fedavg import FedAvg, LocalRule
 from fedcluster.algorithms.server_optimizers import ServerOptimizer
+from fedcluster.algorithms.server_optimizers import build as optimizer
 from fedcluster.algorithms.transforms import UpdateTransform
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Algorithm, Local, Section, Server
+from fedcluster.experiment import Algorithm, Local, Section
+from fedcluster.fleet.schedule import Schedule
 from fedcluster.state import Message, State
 
 __all__ = [
@@ -50,19 +54,18 @@ def build(section: Algorithm, local: Local, seed: int) -> FedAvg:
     return algorithm
 
 
-def optimizer(options: Server) -> ServerOptimizer | None:
-    """The server optimizer; None where the average is the next model."""
-    return None if (options.optimizer, options.lr) == ("none", 1.0) else ServerOptimizer(options)
-
-
-def first_state(algorithm: FedAvg, optimizer: ServerOptimizer | None, model: Tensor, size: int) -> State:
+def first_state(
+    algorithm: FedAvg, optimizer: ServerOptimizer | None, model: Tensor, size: int, schedule: Schedule | None = None
+) -> State:
     """The state before the first cycle: W_0 and the server's state."""
-    server: Message = {}
+    state, server = State(model, size=size, cycles=schedule.clusters.count if schedule else 1), Message()
     for phase in algorithm.phases:
-        server |= phase.initial_server_state(model, size)
+        server |= phase.initial_server_state(state)
     if optimizer is not None:
-        server |= optimizer.initial_server_state(model, size)
-    state = State(model, server, size=size)
+        server |= optimizer.initial_server_state(state)
+    if schedule is not None and schedule.options.order == "balanced":
+        server |= pair_balance.initial_server_state(state, torch.from_numpy(schedule.order(0)))
+    state = replace(state, server=server)
     return replace(state, norms={name: () for phase in algorithm.phases for name in phase.upload_spec(state)})
 
 

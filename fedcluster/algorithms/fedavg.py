@@ -51,8 +51,8 @@ class FedAvg:
         """A random stream of the algorithm's own. Server and device draw the same numbers from it."""
         return stream(self.seed, "algorithm", round, cycle, device)
 
-    def initial_server_state(self, model: Tensor, size: int) -> Message:
-        """The server's state before the first cycle. The first `size` numbers of the model are trained."""
+    def initial_server_state(self, start: State) -> Message:
+        """The server's state before the first cycle, given the first state without it."""
         return {}
 
     def initial_device_state(self, model: Tensor, size: int) -> Message:

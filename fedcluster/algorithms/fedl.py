@@ -35,8 +35,8 @@ class Fedl(FedAvg):
     def local_optimizers(cls, options: Section) -> tuple[str, ...]:
         return "sgd", "momentum", "adam"
 
-    def initial_server_state(self, model: Tensor, size: int) -> Message:
-        return {"gradient": torch.zeros_like(model[:size])}
+    def initial_server_state(self, start: State) -> Message:
+        return {"gradient": torch.zeros_like(start.w)}
 
     def broadcast(self, state: State) -> Message:
         return {"model": state.model, "gradient": state.server["gradient"]}

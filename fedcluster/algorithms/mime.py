@@ -84,8 +84,8 @@ class MimeLite(FedAvg):
     def local_optimizers(cls, options: Section) -> tuple[str, ...]:
         return "sgd", "momentum", "adam"
 
-    def initial_server_state(self, model: Tensor, size: int) -> Message:
-        zeros = torch.zeros_like(model[:size])
+    def initial_server_state(self, start: State) -> Message:
+        zeros = torch.zeros_like(start.w)
         kinds = {"sgd": {}, "momentum": {"m": zeros}, "adam": {"m": zeros, "v": zeros, "t": zeros[:1]}}
         return kinds[self.local.optimizer]
 

@@ -6,7 +6,6 @@ download: W      upload: grad f_k(W)      the server keeps  sum_k p_k grad f_k(W
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.fleet.schedule import Cycle
@@ -16,8 +15,8 @@ from fedcluster.state import Aggregate, Message, State
 
 
 class PooledGradient(FedAvg):
-    def initial_server_state(self, model: Tensor, size: int) -> Message:
-        return {"gradient": torch.zeros_like(model[:size])}
+    def initial_server_state(self, start: State) -> Message:
+        return {"gradient": torch.zeros_like(start.w)}
 
     def upload_spec(self, state: State) -> Message:
         return {"gradient": state.server["gradient"]}

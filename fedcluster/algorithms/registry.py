@@ -17,6 +17,7 @@ from fedcluster.algorithms.fedmax import FedMax
 from fedcluster.algorithms.fednova import FedNova
 from fedcluster.algorithms.fedprox import FedProx
 from fedcluster.algorithms.fedsvrg import FedSvrg
+from fedcluster.algorithms.ghbm import FedHbm, Ghbm, LocalGhbm
 from fedcluster.algorithms.mime import Mime, MimeLite
 from fedcluster.algorithms.pr_spider import PRSpider
 from fedcluster.algorithms.scaffold import Scaffold
@@ -35,6 +36,9 @@ ALGORITHMS: dict[str, type[FedAvg]] = {
     "vrl_sgd": VrlSgd,
     "fedsvrg": FedSvrg,
     "pr_spider": PRSpider,
+    "ghbm": Ghbm,
+    "local_ghbm": LocalGhbm,
+    "fedhbm": FedHbm,
 }
 
 

@@ -48,8 +48,8 @@ class Scaffold(FedAvg):
         assert isinstance(options, Scaffold.Options)
         return ("sgd",) if options.option == "II" else LOCAL_OPTIMIZERS
 
-    def initial_server_state(self, model: Tensor, size: int) -> Message:
-        return {"variate": torch.zeros_like(model[:size])}
+    def initial_server_state(self, start: State) -> Message:
+        return {"variate": torch.zeros_like(start.w)}
 
     def initial_device_state(self, model: Tensor, size: int) -> Message:
         return {} if self.options.reset == "round" else {"variate": torch.zeros_like(model[:size])}

@@ -1,8 +1,9 @@
 """Server optimizers. Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification, 2019 (avgm); Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive Federated
-Optimization, ICLR 2021 (adagrad, adam, yogi).
+Optimization, ICLR 2021 (adagrad, adam, yogi); Wang, Ji: A Unified Analysis of Federated Learning with Arbitrary Client
+Participation, NeurIPS 2022 (amplified). round_momentum is our own.
 
-The average movement of a cycle, D = W_combined - W, is used as a negative gradient, with any algorithm:
+The average movement of a cycle, D = W_combined - W_t, is used as a negative gradient, with any algorithm:
 
     none                                                 W <- W + lr D
     avgm                  m <- b1 m + D                  W <- W + lr m
@@ -11,7 +12,15 @@ The average movement of a cycle, D = W_combined - W, is used as a negative gradi
         adam      v <- b2 v + (1 - b2) D^2
         yogi      v <- v - (1 - b2) D^2 sign(v - D^2)    v starts at tau^2, m at 0; no bias correction
 
-As in the paper, adagrad's default is b1 = 0. Running statistics of a model are averaged, not optimized.
+As in the paper, adagrad's default is b1 = 0. Movements from cluster to cluster differ mostly by what the
+clusters differ in; what they add up to over a round is progress. Two optimizers therefore look back over a round:
+
+    round_momentum       W <- W + lr D + b1 m    m = (W_t - W_{t - M}) / M, the mean movement of the last M cycles
+        memory = "held"                          m = the mean movement of the last round's cycles, for a whole round
+    amplified            W <- A + lr (W - A)     after the last cycle of a round; A is W as the round began
+
+Before cycle M, W_{t - M} is W_0. A cycle that fails changes nothing. Running statistics of a model are averaged, not
+optimized.
 """
 
 from dataclasses import replace
@@ -19,44 +28,119 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedcluster.algorithms import past_models
 from fedcluster.experiment import Server
 from fedcluster.state import Message, State
 
 
 class ServerOptimizer:
+    """Makes the next model of what a cycle's updates were combined to."""
+
     def __init__(self, options: Server) -> None:
         self.options = options
 
-    def initial_server_state(self, model: Tensor, size: int) -> Message:
-        m = torch.zeros_like(model[:size])
-        if self.options.optimizer == "none":
-            return {}
-        if self.options.optimizer == "avgm":
-            return {"server.m": m}
-        return {"server.m": m, "server.v": torch.full_like(m, self.options.tau**2)}
+    def initial_server_state(self, start: State) -> Message:
+        """What the optimizer keeps from cycle to cycle, before the first, which begins at `start`."""
+        return {}
 
     def step(self, before: State, combined: State) -> State:
-        """The optimizer's step from `before` along the movement to `combined`."""
+        """The state after a cycle that went from `before` to `combined`."""
         if combined.model is before.model:
             return combined
-        options, (b1, b2) = self.options, self.options.betas
-        server, size = combined.server, combined.size
-        d = combined.model[:size] - before.model[:size]
+        w, kept = self.optimize(before, combined)
         model = combined.model.clone()
-        if options.optimizer == "none":
-            model[:size] = before.model[:size] + options.lr * d
-            return replace(combined, model=model)
-        if options.optimizer == "avgm":
-            m = server["server.m"].mul(b1).add_(d)
-            model[:size] = before.model[:size] + options.lr * m
-            return replace(combined, model=model, server=server | {"server.m": m})
-        m, v = server["server.m"].lerp(d, 1 - b1), server["server.v"]
-        square = d * d
+        model[: combined.size] = w
+        return replace(combined, model=model, server=combined.server | kept)
+
+    def optimize(self, before: State, combined: State) -> tuple[Tensor, Message]:
+        """The trained part of the next model, and what the optimizer keeps."""
+        return self.scaled(before, combined), {}
+
+    def scaled(self, before: State, combined: State) -> Tensor:
+        """W + lr D, which with lr = 1 is the combined model to the bit."""
+        if self.options.lr == 1.0:
+            return combined.w
+        return before.w + self.options.lr * (combined.w - before.w)
+
+
+class AvgM(ServerOptimizer):
+    def initial_server_state(self, start: State) -> Message:
+        return {"server.m": torch.zeros_like(start.w)}
+
+    def optimize(self, before: State, combined: State) -> tuple[Tensor, Message]:
+        m = combined.server["server.m"].mul(self.options.betas[0]).add_(combined.w - before.w)
+        return before.w + self.options.lr * m, {"server.m": m}
+
+
+class Adaptive(ServerOptimizer):
+    """adagrad, adam, yogi"""
+
+    def initial_server_state(self, start: State) -> Message:
+        m = torch.zeros_like(start.w)
+        return {"server.m": m, "server.v": torch.full_like(m, self.options.tau**2)}
+
+    def optimize(self, before: State, combined: State) -> tuple[Tensor, Message]:
+        options, (b1, b2) = self.options, self.options.betas
+        d = combined.w - before.w
+        m, v, square = combined.server["server.m"].lerp(d, 1 - b1), combined.server["server.v"], d * d
         if options.optimizer == "adagrad":
             v = v + square
         elif options.optimizer == "adam":
             v = v.lerp(square, 1 - b2)
         else:
             v = v - (1 - b2) * square * torch.sign(v - square)
-        model[:size] = before.model[:size].addcdiv(m, v.sqrt().add_(options.tau), value=options.lr)
-        return replace(combined, model=model, server=server | {"server.m": m, "server.v": v})
+        return before.w.addcdiv(m, v.sqrt().add_(options.tau), value=options.lr), {"server.m": m, "server.v": v}
+
+
+class RoundMomentum(ServerOptimizer):
+    def initial_server_state(self, start: State) -> Message:
+        return past_models.initial(start.w, start.cycles)
+
+    def optimize(self, before: State, combined: State) -> tuple[Tensor, Message]:
+        M = before.cycles
+        m = (before.w - past_models.past(before.server, before.t, M)).div_(M)
+        w = self.scaled(before, combined).add(m, alpha=self.options.betas[0])
+        return w, past_models.remember(before.t, M, before.w)
+
+
+class HeldRoundMomentum(ServerOptimizer):
+    def initial_server_state(self, start: State) -> Message:
+        return {"server.m": torch.zeros_like(start.w), "server.round": start.w}
+
+    def optimize(self, before: State, combined: State) -> tuple[Tensor, Message]:
+        m, began = before.server["server.m"], before.server["server.round"]
+        if before.cycle == 0:
+            m, began = (before.w - began).div_(before.cycles), before.w
+        w = self.scaled(before, combined).add(m, alpha=self.options.betas[0])
+        return w, {"server.m": m, "server.round": began}
+
+
+class Amplified(ServerOptimizer):
+    def initial_server_state(self, start: State) -> Message:
+        return {"server.round": start.w}
+
+    def optimize(self, before: State, combined: State) -> tuple[Tensor, Message]:
+        if before.cycle < before.cycles - 1:
+            return combined.w, {}
+        w = combined.w.add(combined.w - before.server["server.round"], alpha=self.options.lr - 1)
+        return w, {"server.round": w}
+
+
+def build(options: Server) -> ServerOptimizer | None:
+    """The optimizer of [server]; None where every cycle's combined model is taken as it is."""
+    if (options.optimizer, options.lr) == ("none", 1.0):
+        return None
+    if options.optimizer == "round_momentum" and options.memory == "held":
+        return HeldRoundMomentum(options)
+    return OPTIMIZERS[options.optimizer](options)
+
+
+OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
+    "none": ServerOptimizer,
+    "avgm": AvgM,
+    "adagrad": Adaptive,
+    "adam": Adaptive,
+    "yogi": Adaptive,
+    "round_momentum": RoundMomentum,
+    "amplified": Amplified,
+}

@@ -40,8 +40,8 @@ class VrlSgd(FedAvg):
     def phases(self) -> tuple[FedAvg, ...]:
         return self, Drift(self.local, seed=self.seed)
 
-    def initial_server_state(self, model: Tensor, size: int) -> Message:
-        return {"movement": torch.zeros_like(model[:size])}
+    def initial_server_state(self, start: State) -> Message:
+        return {"movement": torch.zeros_like(start.w)}
 
     def initial_device_state(self, model: Tensor, size: int) -> Message:
         return {"drift": torch.zeros_like(model[:size])}

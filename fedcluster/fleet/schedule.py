@@ -92,22 +92,43 @@ class Schedule:
         self.over_select = over_select
         self.attempt = 0  # to take the round
 
-    def round(self, j: int) -> list[Cycle]:
-        """The cycles of round j, in the order in which the clusters take their turns."""
-        order = np.arange(self.clusters.count)
-        if self.options.order == "reshuffle":
-            order = stream(self.seed, "order", j).permutation(order)
+    def order(self, j: int) -> Ints:
+        """The clusters of round j, one a cycle, where that does not depend on training or on cohorts: those of a
+        "balanced" order only in round 0."""
+        M = self.clusters.count
+        if self.options.order == "cyclic":
+            return np.arange(M)
+        return stream(self.seed, "order", j if self.options.order == "reshuffle" else 0).permutation(M)
+
+    def round(self, j: int, order: Ints | None = None) -> list[Cycle]:
+        """The cycles of round j. `order`, where it depends on training, takes the place of the schedule's own."""
         clusters = self.clusters
         if self.options.method == "redrawn":
             clusters = build(self.options, self.fleet, self.seed, round=j)
         members = clusters.members_in(j, self.seed)
+        if self.options.order == "random":
+            return self.random_order(j, members)
+        order = self.order(j) if order is None else order
         wanted = cohort_sizes(self.options.participation, np.array([len(members[K]) for K in order]))
         return [self.cycle(j, position, int(K), members[K], int(wanted[position])) for position, K in enumerate(order)]
 
-    def cycle(self, j: int, position: int, cluster: int, members: Ints, wanted: int) -> Cycle:
-        """Sample as many of the cluster uniformly."""
+    def random_order(self, j: int, members: list[Ints]) -> list[Cycle]:
+        """M cycles whose clusters are drawn with replacement, from those that have enough devices left: a device takes
+        part at most once a round."""
+        sizes = np.array([len(those) for those in members])
+        wanted = cohort_sizes(self.options.participation, sizes)
+        rng, left, cycles = stream(self.seed, "order", j), [*members], list[Cycle]()
+        for position in range(len(members)):
+            K = int(rng.choice(np.flatnonzero([len(left[K]) >= wanted[K] for K in range(len(left))])))
+            cycles.append(self.cycle(j, position, K, left[K], int(wanted[K]), position))
+            left[K] = np.setdiff1d(left[K], cycles[-1].cohort, assume_unique=True)
+        return cycles
+
+    def cycle(self, j: int, position: int, cluster: int, members: Ints, wanted: int, draw: int | None = None) -> Cycle:
+        """Sample as many of the cluster uniformly. `draw` tells a round's draws from one cluster apart."""
         asked = min(len(members), int(np.ceil(round(self.over_select * wanted, 6))))
-        chosen = stream(self.seed, "cohort", j, cluster, self.attempt).choice(
+        role = "cohort" if draw is None else f"cohort {draw}"
+        chosen = stream(self.seed, role, j, cluster, self.attempt).choice(
             len(members), asked, replace=False, shuffle=False
         )
         cohort = members[np.sort(chosen)]

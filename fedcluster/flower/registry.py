@@ -31,7 +31,7 @@ from fedcluster.files import write_atomically
 from fedcluster.fleet.availability import daily
 from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.clustering.clusters import Clusters
-from fedcluster.fleet.fleet import Fleet, capped
+from fedcluster.fleet.fleet import Fleet, Ints, capped
 from fedcluster.fleet.fleet_file import DeviceTable
 from fedcluster.fleet.schedule import Cycle, Schedule
 from fedcluster.fleet.timezones import daily_hours, hours_ahead, zone
@@ -240,7 +240,7 @@ class LiveSchedule(Schedule):
         experiment = registry.experiment
         super().__init__(experiment.clusters, registry.fleet(0), registry.clusters(0), experiment.seed)
 
-    def round(self, j: int) -> list[Cycle]:
+    def round(self, j: int, order: Ints | None = None) -> list[Cycle]:
         self.attempt = self.attempt + 1 if j == self.latest else 0
         self.latest = j
         if self.attempt and self.wait is not None:
@@ -248,7 +248,7 @@ class LiveSchedule(Schedule):
         self.look()
         self.registry.admit(j + (j == self.begun), self.say)
         self.fleet, self.clusters = self.registry.fleet(j), self.registry.clusters(j)
-        return super().round(j)
+        return super().round(j, order)
 
     def cohort_size(self) -> int:
         return sum(cycle.wanted for cycle in super().round(0))

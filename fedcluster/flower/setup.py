@@ -42,7 +42,7 @@ def prepare(schedule: LiveSchedule, say: Say) -> Setup:
     algorithm, flat_model = trainer.algorithm, trainer.flat_model
     if dataset is not None:
         check_output(flat_model, dataset)
-    start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size)
+    start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size, schedule)
     keeps = bool(algorithm.initial_device_state(flat_model.w, flat_model.size))
     return Setup(
         experiment=experiment,

@@ -220,7 +220,7 @@ def restore(
     ledger.restore(book, position.counts)
     time = Time(**position.time.model_dump())
     norms = {name: tuple(medians[-NORM_WINDOW:]) for name, medians in position.norms.items()}
-    state = State(model, server, device_states, position.round, position.cycle, time, start.size, norms)
+    state = State(model, server, device_states, position.round, position.cycle, time, start.size, norms, start.cycles)
     return Stored(state, ledger, position.seconds, position.record)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedcluster.algorithms import FedAvg
+from fedcluster.algorithms import FedAvg, pair_balance
 from fedcluster.fleet.clock import CycleOutcome, all_report, part
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.optimizers import learning_rate
@@ -68,6 +68,8 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     elif device_states:  # the others keep the state that they had before the cycle
         finished = {k: device_states[k] for k in cycle.cohort.tolist() if k in device_states}
         state = replace(state, devices=state.devices | finished)
+    if setup.schedule.options.order == "balanced":
+        state = pair_balance.step(before, state, cycle)
     state = replace(state, cycle=cycle.cycle + 1, time=outcome.time)
     return CycleResult(state, outcome, furthest, undone, too_few)
 

@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from fedcluster.algorithms import pair_balance
 from fedcluster.errors import CallbackFailed, Diverged, LostRank, LostServer, NotAlike
 from fedcluster.runs.metrics import Record
 from fedcluster.state import State
@@ -33,7 +34,7 @@ def run_rounds(setup: Setup, record: Record, state: State, callbacks: CallbackLi
     while state.round < setup.experiment.rounds and not all_reduce_sum(callbacks.stopped is not None):
         callbacks.call("on_round_start", state)
         start, moved = state, list[divergence.Moved]()
-        for cycle in setup.schedule.round(state.round)[state.cycle :]:
+        for cycle in setup.schedule.round(state.round, pair_balance.order_of(state))[state.cycle :]:
             callbacks.call("on_cycle_start", cycle, state)
             began, before = time.perf_counter(), state
             result = run_cycle(setup, record.ledger, state, cycle)  # W_{jM+K} -> W_{jM+K+1}

@@ -98,7 +98,7 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
         schedule = Schedule(options, everyone, groups, seed)
         devices = 0  # the data are in one place: nothing travels
     optimizer = None if central else algorithms.optimizer(experiment.server)
-    start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size)
+    start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size, schedule)
     clock = None
     if experiment.clock is not None and not central:
         clocks.check(experiment.clock, schedule)

@@ -211,7 +211,7 @@ def test_vrl_sgd_with_one_step_is_averaged_sgd(tmp_path: Path) -> None:
     np.testing.assert_allclose(ours(described), w, rtol=2e-5, atol=2e-6)
 
 
-KEEPING = ["scaffold", "vrl_sgd", "mime", "fedl"]
+KEEPING = ["scaffold", "vrl_sgd", "mime", "fedl", "ghbm", "fedhbm"]
 
 
 @pytest.mark.parametrize("algorithm", KEEPING)

@@ -41,12 +41,17 @@ def torchrun(experiment: fedcluster.Experiment, folder: Path, *options: str) -> 
 
 @pytest.mark.parametrize(
     ("algorithm", "steps"),
-    [("fedavg", 10), ("scaffold", 10), ("vrl_sgd", [3, 6]), ("tests.rank_faults:Astray", 10)],
+    [("fedavg", 10), ("scaffold", 10), ("vrl_sgd", [3, 6]), ("local_ghbm", 10), ("tests.rank_faults:Astray", 10)],
 )
 def test_two_ranks_find_what_one_finds(algorithm: str, steps: Any, tmp_path: Path) -> None:
     local = KEYS["local"] | {"algorithm": algorithm, "steps": steps}
-    by_device = {"fleet": KEYS["fleet"] | {"test_share": 0.2}, "eval": {"every": 2}}
-    experiment = fedcluster.Experiment(**KEYS | by_device | {"rounds": 4, "local": local})
+    sections: dict[str, Any] = {
+        "fleet": KEYS["fleet"] | {"test_share": 0.2},
+        "eval": {"every": 2},
+        "clusters": KEYS["clusters"] | {"order": "balanced"},
+        "server": {"optimizer": "round_momentum"},
+    }
+    experiment = fedcluster.Experiment(**KEYS | sections | {"rounds": 4, "local": local})
     fedcluster.run(experiment, tmp_path / "alone", display=Display())
     done = torchrun(experiment, tmp_path / "together")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from hashlib import sha256
 
 import numpy as np
@@ -137,7 +137,17 @@ def broadcast_state(state: State, initial_device_state: Message) -> State:
     }
     kept = broadcast_tensors({"model": state.model} | state.server, 0)
     norms = {name: broadcast_medians(medians, state.model) for name, medians in state.norms.items()}
-    return State(kept.pop("model"), kept, device_states, round, cycle, Time(*time), state.size, norms)
+    model = kept.pop("model")
+    return replace(
+        state,
+        model=model,
+        server=kept,
+        devices=device_states,
+        round=round,
+        cycle=cycle,
+        time=Time(*time),
+        norms=norms,
+    )
 
 
 def broadcast_medians(medians: tuple[float, ...], like: Tensor) -> tuple[float, ...]:

@@ -1,0 +1,117 @@
+"""GHBM, LocalGHBM and FedHBM. Zaccone, Karimireddy, Masone, Ciccone: Communication-Efficient Heterogeneous Federated
+Learning with Generalized Heavy-Ball Momentum, 2024.
+
+Heavy-ball momentum over the last tau cycles, applied in every local step:
+
+    w <- w - lr (g + beta / (lr E) m)          E local steps move w by lr times the sum of g, and by -beta m
+
+    ghbm         m = (W_{t - tau} - W_t) / tau            sent with the model; the server keeps the last tau models
+    local_ghbm   m = (a_k - W_t) / (t - t_k)              a_k: what device k received in its last cycle, t_k
+    fedhbm       m = (b_k - w) / (t - t_k), every step    b_k: what device k sent in its last cycle
+
+t counts cycles over the whole run. tau is M, one round, unless it is given; ghbm with tau = 1 is FedCM. local_ghbm and
+fedhbm send nothing but the model and the number t; when a device takes part for the first time,
+it has no momentum.
+"""
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedcluster.algorithms.fedavg import FedAvg
+from fedcluster.algorithms.past_models import initial, past, remember
+from fedcluster.experiment import Section
+from fedcluster.fleet.schedule import Cycle
+from fedcluster.models.flat_model import FlatModel
+from fedcluster.models.local_sgd import Batches, local_sgd
+from fedcluster.state import Aggregate, Message, State
+
+Beta = Annotated[float, Field(ge=0, le=2)]
+
+
+class Ghbm(FedAvg):
+    name = "ghbm"
+
+    class Options(Section):
+        beta: Beta = 0.9
+        tau: Annotated[int, Field(ge=1, le=1000)] | None = None
+
+    @classmethod
+    def local_optimizers(cls, options: Section) -> tuple[str, ...]:
+        """The momentum is a gradient, scaled for steps w <- w - lr g."""
+        return ("sgd",)
+
+    def tau(self, state: State) -> int:
+        tau: int | None = self.options.tau
+        return tau or state.cycles
+
+    def initial_server_state(self, start: State) -> Message:
+        return initial(start.w, self.tau(start))
+
+    def broadcast(self, state: State) -> Message:
+        tau = self.tau(state)
+        return {"model": state.model, "momentum": (past(state.server, state.t, tau) - state.w).div_(tau)}
+
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+        offset = received["momentum"] * (self.options.beta / (batches.steps * batches.lr))
+        return {"model": local_sgd(flat_model, received["model"], batches, offset)}
+
+    def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
+        kept = remember(state.t, self.tau(state), state.w)
+        return replace(state, model=aggregate.message["model"], server=state.server | kept)
+
+
+class LocalGhbm(FedAvg):
+    name = "local_ghbm"
+
+    class Options(Section):
+        beta: Beta = 0.9
+
+    @classmethod
+    def local_optimizers(cls, options: Section) -> tuple[str, ...]:
+        return ("sgd",)
+
+    def initial_device_state(self, model: Tensor, size: int) -> Message:
+        """The model of the last time that the device took part, and t_k, -1 before the first."""
+        return {"model": torch.zeros_like(model[:size]), "t": model.new_full((1,), -1.0)}
+
+    def broadcast(self, state: State) -> Message:
+        return {"model": state.model, "t": state.model.new_tensor([state.t])}
+
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+        start = received["model"][..., : flat_model.size]
+        momentum = (device_state["model"] - start) * self.factor(batches, received, device_state)
+        w = local_sgd(flat_model, received["model"], batches, momentum)
+        device_state |= {
+            name: now.expand_as(device_state[name]) for name, now in (("model", start), ("t", received["t"]))
+        }
+        return {"model": w}
+
+    def factor(self, batches: Batches, received: Message, device_state: Message) -> Tensor:
+        """beta / (lr E) / (t - t_k), 0 when a device takes part for the first time"""
+        last = device_state["t"]
+        factor = self.options.beta / (batches.steps * batches.lr) / (received["t"] - last)
+        return torch.where(last < 0, 0.0, factor)
+
+
+class FedHbm(LocalGhbm):
+    name = "fedhbm"
+
+    class Options(Section):
+        beta: Beta = 1.0
+
+    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+        factor, last = self.factor(batches, received, device_state), device_state["model"]
+
+        def add_momentum(gradient: Tensor, w: Tensor, start: Tensor) -> None:
+            gradient.addcmul_(last - w, factor)
+
+        w = local_sgd(flat_model, received["model"], batches, correct=add_momentum if self.options.beta else None)
+        device_state |= {
+            "model": w[..., : flat_model.size].clone(),
+            "t": received["t"].expand_as(device_state["t"]).clone(),
+        }
+        return {"model": w}
