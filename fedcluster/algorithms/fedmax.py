@@ -37,7 +37,7 @@ class FedMax(FedAvg):
             scores = module(x)
         finally:
             hook.remove()
-        log_q = torch.log_softmax(seen[-1].flatten(1), dim=1)
+        log_q = torch.log_softmax(seen[-1].flatten(1).float(), dim=1)
         penalty = (log_q.exp() * log_q).sum(dim=1).mean()
         beta: float = self.options.beta
         return F.cross_entropy(scores, y) + beta * penalty

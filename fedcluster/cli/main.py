@@ -31,6 +31,11 @@ class Cohorts(StrEnum):
     auto = "auto"
 
 
+class Precision(StrEnum):
+    float32 = "float32"
+    bf16 = "bf16"
+
+
 def version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"fedcluster {fedcluster.__version__}")
@@ -60,6 +65,9 @@ def run(
     cohorts: Annotated[
         Cohorts, typer.Option(help="Devices of a cohort one after the other, in one stack, or what is faster.")
     ] = Cohorts.sequential,
+    precision: Annotated[
+        Precision, typer.Option(help="Gradients in float32, or in mixed precision with bfloat16.")
+    ] = Precision.float32,
     strict_budget: Annotated[
         bool, typer.Option("--strict-budget", help="Refuse algorithms that need more than one exchange a turn.")
     ] = False,
@@ -83,6 +91,7 @@ def run(
             workers=workers or cores(),
             device=device,
             cohorts=cohorts.value,
+            precision=precision.value,
             strict_budget=strict_budget,
         )
         if result.out is None:

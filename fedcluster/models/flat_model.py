@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from fedcluster.errors import BadExperiment
 from fedcluster.models.kernels import network_for, supports
+from fedcluster.models.precision import in_bf16
 
 if TYPE_CHECKING:
     from fedcluster.models.kernels.traced import Trial
@@ -60,12 +61,20 @@ class FlatModel:
 
     `w[:size]` is trained; the buffers that follow (running statistics) are averaged along with it. `gradient` has the
     length of the trained part. Integer buffers (counters) keep their starting values. `frozen` has the frozen
-    parameters by name, in whatever type the module has them.
+    parameters by name, in whatever type the module has them. With `precision` "bf16" gradients are computed in mixed
+    precision (see `precision`); w and `gradient` are always float32.
     """
 
-    def __init__(self, module: nn.Module, device: str = "cpu", objective: Objective = cross_entropy) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device: str = "cpu",
+        objective: Objective = cross_entropy,
+        precision: str = "float32",
+    ) -> None:
         self.module = deepcopy(module).to(device)
-        self.objective = objective
+        self.precision = precision
+        self.objective = in_bf16(objective) if precision == "bf16" else objective
         parameters = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self.frozen = {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
         buffers = [(name, b) for name, b in self.module.named_buffers() if b.is_floating_point()]
@@ -100,7 +109,9 @@ class FlatModel:
 
     @property
     def arithmetic(self) -> str:
-        """Whose rounding the steps have: the compiled loop's, or torch's."""
+        """Whose rounding the steps have: the compiled loop's, torch's, or that of torch in bfloat16."""
+        if self.precision == "bf16":
+            return "bf16 torch"
         return "torch" if self.network is None else "compiled"
 
     @property

@@ -124,6 +124,9 @@ class Folder:
             torn.unlink(missing_ok=True)
         self.compare(facts["fingerprints"])
         before = self.facts()
+        precision = before.get("precision", "float32")
+        if before and precision != facts["precision"]:
+            raise BadRun(f"{self.path} was begun with --precision {precision}: resume it with the same")
         for what in ("arithmetic", "cohorts"):
             if before.get(what) not in (None, facts[what]):
                 kind = "cohorts" if what == "cohorts" else "steps"

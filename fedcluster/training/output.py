@@ -65,6 +65,7 @@ def facts(setup: Setup, start: Line | None = None) -> dict[str, Any]:
         "devices": len(setup.fleet),
         "clusters": setup.clusters.count,
         "arithmetic": setup.flat_model.arithmetic,
+        "precision": setup.flat_model.precision,
         "cohorts": "stacked" if isinstance(setup.executor, Stacked) else "sequential",
         "fingerprints": fingerprints(setup),
         "start": setup.evaluate(setup.start.model) if start is None else start,

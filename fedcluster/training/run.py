@@ -11,6 +11,8 @@ from torch import nn
 from fedcluster.allocator import keep_memory
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Experiment
+from fedcluster.models.kernels import supports
+from fedcluster.models.precision import PRECISIONS, emulated
 from fedcluster.processes import leave_if_importing
 from fedcluster.runs.directory import Folder
 from fedcluster.runs.metrics import Line
@@ -53,24 +55,30 @@ def run(
     workers: int = 1,
     device: str = "cpu",
     cohorts: str = "sequential",
+    precision: str = "float32",
     strict_budget: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train. With `out`, the run is written to this folder, and `resume` continues the run that the folder holds.
 
     `workers` processes share the work; their number changes nothing but the time. `cohorts` are trained
-    "sequential", "stacked" (see `executors.stacked`), or whichever "auto" finds faster. `strict_budget` refuses
+    "sequential", "stacked" (see `executors.stacked`), or whichever "auto" finds faster. With `precision` "bf16" devices
+    compute gradients in mixed precision (see `models.precision`). `strict_budget` refuses
     algorithms that need more than one download and one upload per device and round. `callbacks` watch the run and may
     stop it early (see `callbacks`).
     """
     leave_if_importing()
-    check_options(workers, cohorts, device)
+    check_options(workers, cohorts, device, precision)
     keep_memory()
     main_rank = is_main_rank()
     display = (display or suited()) if main_rank else Display()
     folder = Folder(Path(out), experiment, resume or restart_count() > 0) if out is not None and main_rank else None
     with closing(folder) if folder else nullcontext(), repeatable(), display, process_group(device):
-        setup = prepare(experiment, display, device)
+        if precision == "bf16" and (why := emulated(torch.device(device))):
+            display.say(f"{why}, so that --precision bf16 is emulated, and slower than float32")
+        setup = prepare(experiment, display, device, precision)
+        if precision == "bf16" and supports(setup.flat_model.module) and device == "cpu":
+            display.say("in float32 the compiled engine trains this model, which may be faster than bf16")
         if warning := over_budget(setup, strict_budget):
             display.say(warning)
         if all_reduce_sum(folder is not None and folder.finished):
@@ -108,11 +116,13 @@ def run(
         return Result(record.history, setup.flat_model.module, folder.path if folder else None)
 
 
-def check_options(workers: int, cohorts: str, device: str) -> None:
+def check_options(workers: int, cohorts: str, device: str, precision: str) -> None:
     if type(workers) is not int or workers < 1:
         raise BadExperiment(f"workers = {workers!r} is not allowed: use a whole number of at least 1")
     if cohorts not in COHORTS:
         raise BadExperiment(f"cohorts = {cohorts!r} is not allowed: use one of {', '.join(COHORTS)}")
+    if precision not in PRECISIONS:
+        raise BadExperiment(f"precision = {precision!r} is not allowed: use one of {', '.join(PRECISIONS)}")
     try:
         torch.zeros(1, device=device).item()  # "meta" has none
     except (RuntimeError, AssertionError, ValueError) as error:

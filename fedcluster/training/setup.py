@@ -64,7 +64,7 @@ class Setup:
     min_updates: int = 0  # with fewer a cycle fails, and a round of nothing else is taken again: in a federation
 
 
-def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Setup:
+def prepare(experiment: Experiment, display: Display, device: str = "cpu", precision: str = "float32") -> Setup:
     """Experiment -> dataset -> fleet -> clusters -> schedule, and the learner with its start W_0."""
     seed, options = experiment.seed, experiment.clusters
     dataset = sources.open_dataset(experiment.data.name, display.say)
@@ -82,7 +82,7 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu") -> Se
     )
     central = experiment.method == "centralized"
     local = pooled_budget(experiment, everyone, schedule, display) if central else experiment.local
-    trainer = build_trainer(experiment, dataset.shape, dataset.classes, device, local)
+    trainer = build_trainer(experiment, dataset.shape, dataset.classes, device, local, precision)
     algorithm, flat_model = trainer.algorithm, trainer.flat_model
     check_output(flat_model, dataset)
     if flat_model.could_be_compiled and flat_model.network is None:
@@ -137,9 +137,15 @@ def build_model(
 
 
 def start_model(
-    experiment: Experiment, shape: tuple[int, ...], classes: int, device: str, objective: Objective
+    experiment: Experiment,
+    shape: tuple[int, ...],
+    classes: int,
+    device: str,
+    objective: Objective,
+    precision: str = "float32",
 ) -> FlatModel:
-    flat_model = FlatModel(zoo.build(experiment.model.name, shape, classes, experiment.seed), device, objective)
+    module = zoo.build(experiment.model.name, shape, classes, experiment.seed)
+    flat_model = FlatModel(module, device, objective, precision)
     if experiment.model.init is not None:
         path = located(experiment.model.init, "model.init")
         flat_model.load_frozen(read_tensors(path, "model.init"))
@@ -148,7 +154,12 @@ def start_model(
 
 
 def build_trainer(
-    experiment: Experiment, shape: tuple[int, ...], classes: int, device: str = "cpu", local: Local | None = None
+    experiment: Experiment,
+    shape: tuple[int, ...],
+    classes: int,
+    device: str = "cpu",
+    local: Local | None = None,
+    precision: str = "float32",
 ) -> Trainer:
     """What trains on a device: the same for the simulator, a worker process, a rank, and a federation's server and
     devices. `local` replaces the experiment's, for centralized training."""
@@ -157,7 +168,7 @@ def build_trainer(
     algorithm = (
         algorithms.Centralized(local) if central else algorithms.build(experiment.algorithm, local, experiment.seed)
     )
-    flat_model = start_model(experiment, shape, classes, device, algorithm.objective)
+    flat_model = start_model(experiment, shape, classes, device, algorithm.objective, precision)
     return Trainer(algorithm, flat_model, local, experiment.seed, Transforms(experiment.transforms, experiment.seed))
 
 
@@ -185,11 +196,12 @@ def unequal_clusters(setup: Setup) -> str | None:
     return setup.clusters.inequality(setup.fleet)
 
 
-def executor_of(experiment: Experiment, dataset: Dataset) -> InProcess:
+def executor_of(experiment: Experiment, dataset: Dataset, precision: str = "float32") -> InProcess:
     """What a worker process needs, built from the experiment: the same for everyone who builds it. The data set is
     the one that is trained on, after the partition has changed its features, if it does."""
     _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)
-    return InProcess(build_trainer(experiment, dataset.shape, dataset.classes), dataset, partition)
+    trainer = build_trainer(experiment, dataset.shape, dataset.classes, precision=precision)
+    return InProcess(trainer, dataset, partition)
 
 
 def choose_executor(setup: Setup, workers: int, cohorts: str, display: Display) -> Setup:

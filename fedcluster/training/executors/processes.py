@@ -108,7 +108,7 @@ class Workers:
 
     def start(self) -> None:
         ours, theirs = self.context.Pipe()
-        arguments = (theirs, self.experiment, self.here.dataset, self.rooms)
+        arguments = (theirs, self.experiment, self.here.dataset, self.here.flat_model.precision, self.rooms)
         process = self.context.Process(target=work_spawned, args=arguments, daemon=True)
         with defer_interrupts():
             process.start()
@@ -271,14 +271,16 @@ def work_forked(line: Connection, others: list[Connection], executor: InProcess,
     work(line, rooms, lambda: executor)
 
 
-def work_spawned(line: Connection, experiment: Experiment, dataset: Dataset, rooms: list[Rooms]) -> None:
+def work_spawned(
+    line: Connection, experiment: Experiment, dataset: Dataset, precision: str, rooms: list[Rooms]
+) -> None:
     """The life of a spawned worker."""
     keep_memory()
 
     def build() -> InProcess:
         from fedcluster.training.setup import executor_of
 
-        return executor_of(experiment, dataset)
+        return executor_of(experiment, dataset, precision)
 
     work(line, rooms, build)
 

@@ -20,12 +20,12 @@ from fedcluster.state import Message, Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
 ROOM = 256 * 2**20  # bytes of a stack on a CPU; on a GPU it is half of what is free
-TOLERANCE = 1e-4  # of a stacked gradient, relative to the largest number in it
+TOLERANCE = {"float32": 1e-4, "bf16": 0.1}  # of a stacked gradient, relative to the largest number in it
 COPIES = 6  # vectors as long as the model that a device in a stack needs: w, its gradient, moments
 
 
 class StackedModel(FlatModel):
-    """A learner whose w has a row for each of several devices."""
+    """A model whose w has a row for each of several devices."""
 
     def __init__(self, one: FlatModel, count: int) -> None:
         self.module, self.objective, self.size, self.network = one.module, one.objective, one.size, None
@@ -154,7 +154,7 @@ def stackable(here: InProcess) -> str | None:
     for row in range(len(x)):
         flat_model.compute_gradient(x[row], y[row])
         difference = (together.gradient[row] - flat_model.gradient).abs().max()
-        if difference > TOLERANCE * flat_model.gradient.abs().max():
+        if difference > TOLERANCE[flat_model.precision] * flat_model.gradient.abs().max():
             return f"its gradients come out differently, by {float(difference):.1e}"
     return None
 
