@@ -1,5 +1,6 @@
 """Files that are whole or not there: written beside, synced, then renamed into place."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,3 +43,14 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def cache_folder() -> Path:
+    """$FEDCLUSTER_CACHE, or fedcluster's part of the user's cache folder; OSError where there is neither."""
+    if own := os.environ.get("FEDCLUSTER_CACHE"):
+        return Path(own)
+    try:
+        users = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # neither HOME nor an entry in the list of users
+        raise FileNotFoundError(errno.ENOENT, "this user has no home, and FEDCLUSTER_CACHE is not set") from None
+    return Path(users, "fedcluster")

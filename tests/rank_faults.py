@@ -10,7 +10,7 @@ from torch import nn
 
 from fedcluster.algorithms import FedAvg
 from fedcluster.models.flat_model import FlatModel
-from fedcluster.models.kernels import library as compiled
+from fedcluster.models.kernels import library
 from fedcluster.models.local_sgd import Batches
 from fedcluster.models.zoo import Logistic
 from fedcluster.state import Message
@@ -39,5 +39,5 @@ class Waits(FedAvg):
 def without_a_compiler(shape: Any, classes: int) -> nn.Module:
     """Softmax regression; from here on, rank 1 and workers have no compiled library."""
     if os.environ.get("RANK") == "1" or parent_process() is not None:
-        compiled.library = lambda: None  # type: ignore[assignment]
+        library.load = lambda: None  # type: ignore[assignment]
     return Logistic(shape, classes)

@@ -3,7 +3,6 @@
 Pictures are decoded once into a cache of plain arrays ($FEDCLUSTER_CACHE, or the user's cache folder).
 """
 
-import errno
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from fedcluster.data.npz import read_npz
 from fedcluster.data.tables import Table
 from fedcluster.errors import BadData, BadRun
 from fedcluster.experiment import WITH_DEVICES, import_object, shown, there_is
-from fedcluster.files import write_atomically
+from fedcluster.files import cache_folder, write_atomically
 from fedcluster.inputs import located, read_bytes
 from fedcluster.rng import stream
 
@@ -209,14 +208,3 @@ def quiet_datasets() -> Iterator[Any]:
         for logger, verbosity in zip(loggers, before, strict=True):
             logger.set_verbosity(verbosity)
         datasets.enable_progress_bars()
-
-
-def cache_folder() -> Path:
-    """$FEDCLUSTER_CACHE, or fedcluster's part of the user's cache folder; OSError where there is neither."""
-    if own := os.environ.get("FEDCLUSTER_CACHE"):
-        return Path(own)
-    try:
-        users = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:  # neither HOME nor an entry in the list of users
-        raise FileNotFoundError(errno.ENOENT, "this user has no home, and FEDCLUSTER_CACHE is not set") from None
-    return Path(users, "fedcluster")

@@ -30,10 +30,11 @@ from fedcluster.fleet.fleet import Fleet
 from fedcluster.fleet.schedule import Cycle, Schedule
 from fedcluster.flower.messages import Unreadable
 from fedcluster.flower.transport import KINDS, Transport
+from fedcluster.models.kernels.vectors import sum_of_squares
 from fedcluster.state import Accepted, Update
 from fedcluster.state import Message as Tensors
 from fedcluster.training.acceptance import accept
-from fedcluster.training.norm_bound import lower_median, most, remember, squares, too_far
+from fedcluster.training.norm_bound import lower_median, most, remember, too_far
 
 ARRAYS = KINDS | {"ArrayRecord", "Array", "ArrayChunk", "MetricRecord"}
 ROOM = 2**20  # bytes of a reply besides its arrays
@@ -292,7 +293,7 @@ def keep(where: dict[int, MetricRecord], number: int, metrics: MetricRecord | No
 
 def distance(tensors: Tensors, origin: Tensors | None = None) -> float:
     """The norm of all tensors together, or of how far they are from others."""
-    return math.sqrt(sum(squares(tensor, origin[name] if origin else None) for name, tensor in tensors.items()))
+    return math.sqrt(sum(sum_of_squares(tensor, origin[name] if origin else None) for name, tensor in tensors.items()))
 
 
 def tensors_of(record: ArrayRecord, like: ArrayRecord) -> Tensors:

@@ -5,13 +5,10 @@ update, average and every local rule are then plain arithmetic on vectors, in on
 (`requires_grad=False`) stay in the module: they are not part of w, and never sent, averaged or kept per update.
 """
 
-import time
-from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from hashlib import sha256
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +18,8 @@ from fedcluster.errors import BadExperiment
 from fedcluster.models.kernels import network_for, supports
 from fedcluster.models.precision import in_bf16
 
-if TYPE_CHECKING:
-    from fedcluster.models.kernels.traced import Trial
-
-WORTH_A_PROGRAM = 20_000  # batches of one shape; tracing costs about what as many small steps save
-MOST_PROGRAMS = 16  # whole-data batches come in as many shapes as there are devices
-
-
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """What a device minimises: a function of (module, x, y), averaged over the batch."""
-
-Program = Callable[[Tensor, Tensor], None]
-"""Leaves the gradient on (x, y) in its place; see `program`."""
 
 
 def cross_entropy(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -94,9 +81,6 @@ class FlatModel:
         self.size = sum(p.numel() for _, p in parameters)
         self.w = torch.cat([tensor.detach().reshape(-1) for _, tensor in tensors])
         self.gradient = torch.zeros(self.size, device=device)
-        self.programs: dict[torch.Size, Program] = {}
-        self.trials: dict[torch.Size, Trial] = {}
-        self.seen: Counter[torch.Size] = Counter()
         self.noise: list[Tensor] = []  # torch's generators before the latest batch, where a batch may draw from them
         named_gradients = self.named(self.gradient, partial=True)
         for name, view in self.named(self.w).items():
@@ -209,25 +193,16 @@ class FlatModel:
     def compute_gradient(self, x: Tensor, y: Tensor) -> None:
         """Leave in `gradient` that of the objective on the batch, at the current w.
 
-        The compiled network computes it if there is one. Otherwise autograd does, or a traced program, which takes
-        less time for the same result, where batches of one shape have come very often.
+        The compiled network computes it if there is one, otherwise autograd.
         """
         self.batch = x, y
         if self.network is not None:
             self.network.compute_gradient(x, y, self.gradient)
             return
-        program = self.programs.get(x.shape)
-        if program is not None:
-            program(x, y)
-            return
         self.noise = random_state(self.device)
-        began = time.perf_counter()
         self.gradient.zero_()
         with torch.enable_grad():
             self.objective(self.module, x, y).backward()  # type: ignore[no-untyped-call]
-        self.seen[x.shape] += 1
-        if self.seen[x.shape] >= WORTH_A_PROGRAM:
-            self.try_program(x, y, time.perf_counter() - began)
 
     def gradient_at(self, point: Tensor) -> Tensor:
         """The gradient at another point on the latest batch, with the same random numbers (dropout masks).
@@ -248,20 +223,6 @@ class FlatModel:
         for (counter, _), count in zip(self.counters.values(), counts, strict=True):
             counter.copy_(count)
         return there
-
-    def try_program(self, x: Tensor, y: Tensor, seconds: float) -> None:
-        """Compare a program with autograd, which has just differentiated this batch in so many seconds."""
-        trial = self.trials.get(x.shape)
-        if trial is None:
-            if len(self.trials) == MOST_PROGRAMS:
-                return
-            from fedcluster.models.kernels.traced import Trial, straight_line
-
-            gradients = self.named(self.gradient, partial=True)
-            program = straight_line(self.module, self.objective, self.named(self.w) | self.frozen, gradients, x, y)
-            trial = self.trials[x.shape] = Trial(program)
-        if trial.program is not None and trial.passed(x, y, self.gradient, seconds):
-            self.programs[x.shape] = trial.program
 
 
 def random_state(device: torch.device) -> list[Tensor]:

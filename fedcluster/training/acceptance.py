@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-import torch
 from torch import Tensor
 
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.models.kernels import library as compiled
+from fedcluster.models.kernels.vectors import all_finite
 from fedcluster.state import Accepted, Message, Update
 from fedcluster.training.norm_bound import Norms
 
@@ -61,11 +60,4 @@ def misfit(message: Message, upload_spec: Message) -> str | None:
 
 def unbounded(message: Message) -> str | None:
     """Why this message is refused where nothing bounds it."""
-    return next((f"{name}: not finite" for name, tensor in message.items() if not finite(tensor)), None)
-
-
-def finite(tensor: Tensor) -> bool:
-    """No NaN and no infinity. Either shows in the sum; a sum may also be too large by itself, then we look again."""
-    if compiled.applies(tensor):
-        return compiled.all_finite(tensor)
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+    return next((f"{name}: not finite" for name, tensor in message.items() if not all_finite(tensor)), None)

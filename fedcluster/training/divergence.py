@@ -7,9 +7,9 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from fedcluster.errors import Diverged
+from fedcluster.models.kernels.vectors import all_finite
 from fedcluster.runs.metrics import Line
 from fedcluster.state import State
-from fedcluster.training.acceptance import finite
 from fedcluster.training.norm_bound import KEY
 from fedcluster.training.setup import Setup
 
@@ -26,7 +26,7 @@ class Moved(NamedTuple):
 
 def is_finite(state: State) -> bool:
     """Whether the model and the server's state are finite."""
-    return finite(state.model) and all(finite(tensor) for tensor in state.server.values())
+    return all_finite(state.model) and all(all_finite(tensor) for tensor in state.server.values())
 
 
 def undone(cycle: int, moved: list[Moved], name: Name) -> str:

@@ -18,11 +18,9 @@ A bound is fixed before the first update of its cycle comes, so that the order i
 import math
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from fedcluster.experiment import Local
 from fedcluster.fleet.schedule import Cycle, steps_of
-from fedcluster.models.kernels import library as compiled
+from fedcluster.models.kernels.vectors import sum_of_squares
 from fedcluster.state import NORM_WINDOW, Message, State
 
 GRADIENTS = ("gradient", "variate")  # parts whose scale is known before there is a median
@@ -36,7 +34,7 @@ class Norms:
         """`bound` is infinite where there is none. `lr` and `steps` are those of local training."""
         self.origin = sent.get("model")
         self.before = {name: state.norms.get(name, ()) for name in upload_spec}
-        length = math.sqrt(squares(state.model)) if upload_spec else 0.0
+        length = math.sqrt(sum_of_squares(state.model)) if upload_spec else 0.0
         first = length + lr * steps * math.sqrt(state.model.numel())
         self.most = {}
         for name, past in self.before.items():
@@ -49,7 +47,7 @@ class Norms:
         """Why this message, whose names and shapes are right, is refused; if it is not, its norms are noted."""
         found = {}
         for name, tensor in message.items():
-            total = squares(tensor, self.origin if name == "model" else None)
+            total = sum_of_squares(tensor, self.origin if name == "model" else None)
             if not math.isfinite(total):
                 return f"{name}: not finite"
             found[name] = math.sqrt(total)
@@ -101,13 +99,3 @@ def lower_median(numbers: Sequence[float]) -> float:
 
 def too_far(norm: float, limit: float, key: str) -> str:
     return f"moved by {norm:.3g}, more than the {limit:.3g} that {key} allows"
-
-
-def squares(vector: Tensor, origin: Tensor | None = None) -> float:
-    """The sum of (v - origin)^2, in float64. It is finite if and only if all of v is."""
-    if compiled.applies(vector) and (origin is None or compiled.applies(origin)):
-        total = compiled.squares(vector, origin)
-        if math.isfinite(total):  # else float32 may have been too small for the squares
-            return total
-    moved = vector.double() if origin is None else vector.double() - origin
-    return float(moved.square().sum())

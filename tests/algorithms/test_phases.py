@@ -15,7 +15,6 @@ import fedcluster
 from fedcluster.algorithms.registry import ALGORITHMS
 from fedcluster.algorithms.vrl_sgd import VrlSgd
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.models import flat_model as flat_models
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Record
 from fedcluster.runs.progress import Display
@@ -116,7 +115,6 @@ class Ridge(VrlSgd):
 
 
 def test_vrl_sgd_with_unequal_steps_finds_the_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flat_models, "WORTH_A_PROGRAM", 10**6)
     described = experiment(tmp_path, "vrl_sgd", ALL, rounds=60, steps=[1, 6], batch="full", lr=0.1)
     found = ours(described.override(local={"algorithm": Ridge}))
     data, w = blobs(), np.zeros(18)

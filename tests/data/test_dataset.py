@@ -189,13 +189,15 @@ def test_large_labels_are_refused_before_they_wrap(label: int, tmp_path: Path) -
         quietly(tmp_path / "table.parquet")
 
 
-def test_the_compiled_loop_refuses_labels_that_it_has_no_score_for() -> None:
+def test_the_compiled_engine_refuses_labels_and_rows_that_do_not_exist() -> None:
     data = Dataset(np.ones((4, 3), np.float32), np.arange(4), np.ones((1, 3), np.float32), np.zeros(1, int))
     flat_model = FlatModel(torch.nn.Sequential(torch.nn.Linear(3, 2)))
     if flat_model.network is None:
         pytest.skip("no compiler")
     with pytest.raises(ValueError, match="labels from 0 to 3, but the network scores 2 classes"):
-        flat_model.network.sgd(data, torch.zeros(1, 1, dtype=torch.long), 0.1)
+        flat_model.network.sgd(data, torch.tensor([[0, 2]]), 0.1)
+    with pytest.raises(ValueError, match="a row is not one of the 4 samples"):
+        flat_model.network.sgd(data, torch.tensor([[0, 4]]), 0.1)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from fedcluster.models import zoo as models
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.layers import Crop, InputConv2d, Normalise, PoolSame
 from tests.models.test_network import (
-    adds_drift,
+    adds_step_offset,
     by_autograd,
     by_torch,
     evaluates_like_torch,
     local_sgd,
     needs_compiler,
-    sees_bytes,
+    trains_on_bytes,
 )
 
 Shape = tuple[int, int, int]
@@ -133,7 +133,7 @@ def test_the_small_alexnet() -> None:
 
 
 @needs_compiler
-def test_small_steps_are_not_lost() -> None:
+def test_sums_are_formed_before_they_are_added() -> None:
     """Many terms, each too small to change a weight, together change it."""
     flat_model = FlatModel(network((1, 16, 16), 8))
     flat_model.w.normal_(std=0.1).round_(decimals=2)
@@ -149,15 +149,15 @@ def test_small_steps_are_not_lost() -> None:
 @needs_compiler
 @pytest.mark.parametrize(("shape", "maps"), [((1, 8, 8), (4,)), ((3, 9, 7), (9, 13))])
 @pytest.mark.parametrize("make", [network, alexnet])
-def test_drift_is_added_after_every_step(make: Make, shape: Shape, maps: tuple[int, ...]) -> None:
+def test_the_step_offset_is_added_after_every_step(make: Make, shape: Shape, maps: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    adds_drift(make(shape, *maps), shape, classes=5)
+    adds_step_offset(make(shape, *maps), shape, classes=5)
 
 
 @needs_compiler
 @pytest.mark.parametrize("where", range(8))
 @pytest.mark.parametrize("make", [network, alexnet])
-def test_what_is_not_a_number_stays_that(make: Make, where: int) -> None:
+def test_nan_goes_through_every_layer(make: Make, where: int) -> None:
     """A run that diverges must be seen to, as torch sees it."""
     flat_model = FlatModel(make((1, 9, 8), 5, 6))
     list(flat_model.named(flat_model.w).values())[where].view(-1)[0] = float("nan")
@@ -166,7 +166,7 @@ def test_what_is_not_a_number_stays_that(make: Make, where: int) -> None:
     local_sgd(flat_model, x, y, 4, lr=0.1)
     plain.compute_gradient(x, y)
     plain.w.sub_(plain.gradient, alpha=0.1)
-    assert not torch.isfinite(flat_model.w[-5:]).any(), "it has gone through every layer"
+    assert not torch.isfinite(flat_model.w[-5:]).any(), "NaN did not reach the last layer"
     assert flat_model.w.isnan().sum() > 5
     assert plain.w[-5:].isnan().all()
 
@@ -187,8 +187,8 @@ def test_of_equal_results_the_first_is_taken(make: Make, level: float) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("channels", [1, 3])
-def test_bytes_are_seen_as_the_model_sees_them(channels: int) -> None:
-    sees_bytes(network((channels, 6, 5), 7), (channels, 6, 5))
+def test_bytes_are_standardised(channels: int) -> None:
+    trains_on_bytes(network((channels, 6, 5), 7), (channels, 6, 5))
 
 
 @needs_compiler

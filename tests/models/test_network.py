@@ -1,13 +1,8 @@
-"""The compiled loop over a chain of linear layers takes autograd's steps, as exactly as float32 allows."""
+"""The compiled engine on linear layers: its steps are those of autograd, as exactly as float32 allows."""
 
-import math
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,18 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedcluster
-from fedcluster.algorithms.aggregation.mean import Mean
 from fedcluster.fleet import fleet as fleets
 from fedcluster.models import zoo as models
 from fedcluster.models.flat_model import FlatModel
-from fedcluster.models.kernels import build
-from fedcluster.models.kernels import library as compiled
-from fedcluster.models.kernels import network as networks
-from fedcluster.runs.progress import Display
-from fedcluster.training.acceptance import finite
+from fedcluster.models.kernels import library, supports
 from fedcluster.training.evaluation import SAMPLE, Evaluator
 
-needs_compiler = pytest.mark.skipif(compiled.library() is None, reason="there is no C compiler here")
+needs_compiler = pytest.mark.skipif(library.load() is None, reason="there is no C compiler here")
 
 
 def by_autograd(module: nn.Module, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
@@ -44,12 +34,14 @@ def by_torch(module: nn.Module) -> FlatModel:
     return flat_model
 
 
-def local_sgd(flat_model: FlatModel, x: Tensor, y: Tensor, batch: int, lr: float, drift: Tensor | None = None) -> None:
-    """Over the batches of x in their order, or in any other: rows are found by their places."""
+def local_sgd(
+    flat_model: FlatModel, x: Tensor, y: Tensor, batch: int, lr: float, step_offset: Tensor | None = None
+) -> None:
+    """Over the batches of x in their order, out of a data set in another order."""
     assert flat_model.network is not None
     order = torch.randperm(len(y))
     shuffled = fedcluster.Dataset(x[order], y[order], x, y)
-    flat_model.network.sgd(shuffled, torch.argsort(order).view(-1, batch), lr, drift)
+    flat_model.network.sgd(shuffled, torch.argsort(order).view(-1, batch), lr, step_offset)
 
 
 def network(*sizes: int) -> nn.Module:
@@ -59,8 +51,8 @@ def network(*sizes: int) -> nn.Module:
     return nn.Sequential(*parts[:-1])
 
 
-def sees_bytes(module: nn.Module, shape: tuple[int, ...]) -> None:
-    """Steps on bytes are those on the numbers that the model sees."""
+def trains_on_bytes(module: nn.Module, shape: tuple[int, ...]) -> None:
+    """Steps on bytes are those on the standardised numbers."""
     rng = torch.Generator().manual_seed(0)
     x = torch.randint(256, (40, *shape), generator=rng).to(torch.uint8)
     dataset = fedcluster.Dataset(x, torch.arange(40) % 4, x, torch.arange(40) % 4)
@@ -74,14 +66,14 @@ def sees_bytes(module: nn.Module, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(flat_model.w, plain.w, rtol=1e-5, atol=1e-6)
 
 
-def adds_drift(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+def adds_step_offset(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
     """After every step, as torch does."""
     flat_model, plain = FlatModel(module), by_torch(module)
-    x, y, drift = torch.randn(20, *shape), torch.randint(classes, (20,)), torch.randn(plain.size) * 0.01
-    local_sgd(flat_model, x, y, 5, 0.1, drift)
+    x, y, offset = torch.randn(20, *shape), torch.randint(classes, (20,)), torch.randn(plain.size) * 0.01
+    local_sgd(flat_model, x, y, 5, 0.1, offset)
     for rows, labels in zip(torch.split(x, 5), torch.split(y, 5), strict=True):
         plain.compute_gradient(rows, labels)
-        plain.w.sub_(plain.gradient, alpha=0.1).add_(drift)
+        plain.w.sub_(plain.gradient, alpha=0.1).add_(offset)
     torch.testing.assert_close(flat_model.w, plain.w, rtol=1e-5, atol=1e-6)
 
 
@@ -117,7 +109,7 @@ def test_as_close_to_the_truth_as_autograd(sizes: tuple[int, ...], batch: int) -
 
 @needs_compiler
 @pytest.mark.parametrize("shape", [(784, 200), (200, 10), (9, 10), (101, 100)])
-def test_small_steps_are_not_lost(shape: tuple[int, int]) -> None:
+def test_sums_are_formed_before_they_are_added(shape: tuple[int, int]) -> None:
     """Thirty terms, each too small to change a weight, together change it."""
     flat_model = FlatModel(network(*shape))
     flat_model.w.fill_(1.0)
@@ -129,14 +121,14 @@ def test_small_steps_are_not_lost(shape: tuple[int, int]) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("sizes", [(64, 10), (33, 17, 9, 2)])
-def test_drift_is_added_after_every_step(sizes: tuple[int, ...]) -> None:
+def test_the_step_offset_is_added_after_every_step(sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    adds_drift(network(*sizes), sizes[:1], sizes[-1])
+    adds_step_offset(network(*sizes), sizes[:1], sizes[-1])
 
 
 @needs_compiler
 @pytest.mark.parametrize("model", ["logistic", "mlp", "cnn", "alexnet"])
-def test_gradients_are_as_close_to_the_truth_as_autograds(model: str) -> None:
+def test_gradients_are_as_close_to_the_truth_as_those_of_autograd(model: str) -> None:
     torch.manual_seed(0)
     module = models.build(model, (3, 9, 7), 10, seed=0)
     flat_model, plain, truth = FlatModel(module), by_torch(module), deepcopy(module).double()
@@ -152,18 +144,18 @@ def test_gradients_are_as_close_to_the_truth_as_autograds(model: str) -> None:
 
 
 @needs_compiler
-def test_what_is_not_a_number_stays_that() -> None:
-    """A run that diverges must be seen to."""
+def test_nan_goes_through_every_layer() -> None:
+    """A run that diverges must be noticed."""
     flat_model = FlatModel(network(8, 6, 3))
     flat_model.w[0] = float("nan")
     local_sgd(flat_model, torch.ones(4, 8), torch.zeros(4, dtype=torch.int64), 4, lr=0.1)
-    assert not torch.isfinite(flat_model.w[-3:]).any(), "it has gone through every layer"
+    assert not torch.isfinite(flat_model.w[-3:]).any(), "NaN did not reach the last layer"
 
 
 @needs_compiler
 @pytest.mark.parametrize("channels", [1, 3])
-def test_bytes_are_seen_as_the_model_sees_them(channels: int) -> None:
-    sees_bytes(network(25 * channels, 7, 4), (channels, 5, 5))
+def test_bytes_are_standardised(channels: int) -> None:
+    trains_on_bytes(network(25 * channels, 7, 4), (channels, 5, 5))
 
 
 @needs_compiler
@@ -175,43 +167,7 @@ def test_evaluation_finds_what_torch_finds(threads: int, rows: int) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("size", [1, 8, 1003])
-@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), 3.4e38, 0.0, 1e-45])
-def test_what_is_finite_is_known_in_every_place(size: int, odd: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in {0, size // 2, size - 1}:
-        vector = torch.full((size,), 3.4e38)  # the sum is not finite
-        vector[place] = odd
-        assert finite(vector) == math.isfinite(odd)
-        assert compiled.applies(vector)
-        with monkeypatch.context() as without:
-            without.setattr(compiled, "library", lambda: None)
-            assert finite(vector) == math.isfinite(odd)
-
-
-def mean_of(weighted: list[tuple[float, dict[str, torch.Tensor]]]) -> torch.Tensor:
-    mean = Mean(weighted[0][1])
-    for weight, message in weighted:
-        mean.accumulate(message, weight)
-    aggregate = mean.finish()
-    assert aggregate is not None
-    return aggregate.message["model"]
-
-
-@needs_compiler
-def test_averages_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    vectors = [torch.randn(5003) * 10.0 ** torch.randint(-9, 3, (5003,)) for _ in range(7)]
-    weighted = [
-        (weight, {"model": vector})
-        for weight, vector in zip([0.1, 0.3, 1 / 3, 0.05, 1e-6, 0.2, 0.125], vectors, strict=True)
-    ]
-    fast = mean_of(weighted)
-    monkeypatch.setattr(compiled, "library", lambda: None)
-    assert torch.equal(fast, mean_of(weighted))
-
-
-@needs_compiler
-def test_our_models_are_chains() -> None:
+def test_the_models_of_the_zoo_are_compiled() -> None:
     for model in (models.MLP, models.Logistic):
         assert FlatModel(model((1, 8, 8), 10)).network is not None
 
@@ -253,88 +209,14 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_not_a_chain_is_left_to_autograd(name: str) -> None:
+def test_other_models_are_left_to_autograd(name: str) -> None:
     assert FlatModel(OTHERS[name]()).network is None
 
 
-EXPERIMENT = fedcluster.Experiment(
-    rounds=2,
-    fleet={"devices": 20, "samples": 30},
-    clusters={"count": 2, "participation": 0.5},
-    model={"name": "mlp"},
-    local={"steps": 5, "batch": 8, "lr": 0.1},
-)
-
-
-@pytest.fixture
-def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """As in a new process with an empty cache."""
-    monkeypatch.setenv("FEDCLUSTER_CACHE", str(tmp_path / "cache"))
-    compiled.library.cache_clear()
-    yield tmp_path / "cache"
-    compiled.library.cache_clear()
-
-
-def weights(**how: object) -> Tensor:
-    model = fedcluster.run(EXPERIMENT, display=Display(), **how).model  # type: ignore[arg-type]
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-@needs_compiler
-def test_without_a_compiler_torch_does_the_work(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = weights()
-    monkeypatch.setenv("PATH", "/nowhere")
-    compiled.library.cache_clear()
-    assert compiled.library() is None
-    slow = weights()
-    assert not torch.equal(slow, fast), "it was the same code"
-    torch.testing.assert_close(slow, fast, rtol=1e-5, atol=1e-6)
-
-
-def test_a_compiler_that_fails_is_none(anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    broken = tmp_path / "bin" / "cc"
-    broken.parent.mkdir()
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("PATH", str(broken.parent))
-    assert compiled.library() is None
-    assert not list(anew.glob("compiled/*"))
-
-
-@needs_compiler
-def test_a_wrong_result_is_not_used(anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for path in compiled.SOURCE.parent.glob("*.[ch]"):
-        (tmp_path / path.name).write_text(path.read_text())
-    source = tmp_path / "chain.c"
-    monkeypatch.setattr(compiled, "SOURCE", source)
-    assert compiled.library() is not None
-    for name, right, wrong in [
-        ("chain.c", "-lr / batch", "-2 * lr / batch"),
-        ("pool.h", "other > best", "other < best"),
-        ("back.h", "from[o] != 0", "from[o] > 0"),
-        ("normalise.h", "1.5f", "1.4f"),
-    ]:
-        text = (tmp_path / name).read_text()
-        assert right in text
-        (tmp_path / name).write_text(text.replace(right, wrong))
-        compiled.library.cache_clear()
-        assert compiled.library() is None
-        (tmp_path / name).write_text(text)
-
-
-@needs_compiler
-def test_a_library_that_others_could_have_written_is_not_loaded(anew: Path) -> None:
-    assert compiled.library() is not None
-    (library,) = anew.glob("compiled/*.so")
-    os.chmod(library, 0o777)
-    compiled.library.cache_clear()
-    assert compiled.library() is None
-
-
 @pytest.mark.parametrize(("inputs", "compiles"), [(2048, True), (2049, False)])
-def test_layers_on_which_torch_is_faster_are_left_to_it(inputs: int, compiles: bool) -> None:
+def test_very_wide_layers_are_left_to_torch(inputs: int, compiles: bool) -> None:
     module = nn.Sequential(nn.Linear(inputs, 2048, device="meta"), nn.ReLU(), nn.Linear(2048, 10, device="meta"))
-    assert (networks.architecture_of(module) is not None) == compiles
+    assert supports(module) == compiles
 
 
 @needs_compiler
@@ -350,89 +232,3 @@ def test_wide_layers_find_what_torch_finds(batch: int) -> None:
     flat_model.compute_gradient(x, y)
     plain.compute_gradient(x, y)
     torch.testing.assert_close(flat_model.gradient, plain.gradient, rtol=1e-4, atol=1e-6)
-
-
-def damaged(content: bytes, how: str) -> bytes:
-    if how == "torn":
-        return content[:4096]
-    if how == "empty":
-        return b""
-    altered = bytearray(content)
-    for place in range(64, len(altered), 4096):
-        altered[place] ^= 0x10
-    return bytes(altered)
-
-
-@needs_compiler
-@pytest.mark.parametrize("how", ["torn", "empty", "flipped", "without its digest"])
-def test_a_damaged_library_is_built_again(anew: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    monkeypatch.setattr(build, "FLAGS", ["-O0", *build.FLAGS[1:]])
-    path = build.library_file(compiled.SOURCE, anew)
-    good, inode = path.read_bytes(), path.stat().st_ino
-    assert build.library_file(compiled.SOURCE, anew).stat().st_ino == inode
-    if how == "without its digest":
-        build.digest_file(path).unlink()
-    else:
-        path.write_bytes(damaged(good, how))
-    assert build.library_file(compiled.SOURCE, anew).read_bytes() == good
-    assert sorted(file.suffix for file in path.parent.iterdir()) == [".sha256", ".so"]
-
-
-@needs_compiler
-def test_a_run_with_a_damaged_library_finds_what_it_should(anew: Path, tmp_path: Path) -> None:
-    """In processes of their own: what is loaded from a torn file ends in SIGBUS."""
-    code = """
-import sys
-from pathlib import Path
-import fedcluster
-from fedcluster.models.kernels import build, library as compiled
-from fedcluster.runs.progress import Display
-build.FLAGS[0] = "-O0"
-from tests.models.test_network import EXPERIMENT
-fedcluster.run(EXPERIMENT, sys.argv[1], display=Display())
-assert compiled.library() is not None
-"""
-    models = []
-    for name in ("good", "after"):
-        done = subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], cwd=Path(__file__).parents[2])
-        assert done.returncode == 0
-        models.append((tmp_path / name / "model.safetensors").read_bytes())
-        (library,) = anew.glob("compiled/*.so")
-        library.write_bytes(damaged(library.read_bytes(), "torn"))
-    assert models[0] == models[1]
-
-
-@needs_compiler
-def test_what_does_not_run_is_not_used(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found out by a child process, so that it is the one to die."""
-    monkeypatch.setattr(build, "TRIAL", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
-    monkeypatch.setattr(build, "FLAGS", ["-O0", *build.FLAGS[1:]])
-    with pytest.raises(build.Unavailable, match="does not run"):
-        build.library_file(compiled.SOURCE, anew)
-    assert not list(anew.glob("compiled/*"))
-
-
-def test_one_line_says_that_torch_does_the_work(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(Display, "say", lambda self, text: said.append(text))
-    monkeypatch.setenv("PATH", "/nowhere")
-    weights()
-    assert said == ["training with torch, which is slower for this model: there is no C compiler (cc, gcc or clang)"]
-
-
-@needs_compiler
-def test_a_run_that_goes_on_with_other_arithmetic_says_so(
-    anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    class Listen(Display):
-        said: list[str] = []  # noqa: RUF012
-
-        def say(self, text: str) -> None:
-            self.said.append(text)
-
-    fedcluster.run(EXPERIMENT, tmp_path / "run", display=Display())
-    (tmp_path / "run" / "model.safetensors").unlink()
-    monkeypatch.setenv("PATH", "/nowhere")
-    compiled.library.cache_clear()
-    fedcluster.run(EXPERIMENT, tmp_path / "run", resume=True, display=Listen())
-    assert any("begun with compiled steps, going on with torch ones" in text for text in Listen.said)

@@ -13,6 +13,7 @@ import fedcluster
 from fedcluster import files
 from fedcluster.data import sources
 from fedcluster.errors import BadRun
+from fedcluster.files import cache_folder
 from fedcluster.runs.progress import Display
 from tests.cli.test_cli import Write
 from tests.conftest import blobs
@@ -56,7 +57,7 @@ def test_without_a_home(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", home)
-    assert sources.cache_folder() == Path(os.environ["FEDCLUSTER_CACHE"])
+    assert cache_folder() == Path(os.environ["FEDCLUSTER_CACHE"])
     monkeypatch.delenv("FEDCLUSTER_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     with pytest.raises(BadRun, match=r"this user has no home.*: set FEDCLUSTER_CACHE to a folder"):

@@ -11,7 +11,7 @@ import torch
 import fedcluster
 from fedcluster.errors import Diverged
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.models.kernels import library as compiled
+from fedcluster.models.kernels import vectors
 from fedcluster.runs import checkpoint
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Record
@@ -19,7 +19,6 @@ from fedcluster.runs.progress import Display
 from fedcluster.state import NORM_WINDOW, Message, State, Update
 from fedcluster.training import checkpoints
 from fedcluster.training import loop as training
-from fedcluster.training import norm_bound as norms
 from fedcluster.training import setup as prepare
 from fedcluster.training.callbacks import CallbackList, Progress
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
@@ -46,16 +45,16 @@ class Remember(Display):
 @pytest.mark.parametrize("compiler", [True, False])
 def test_squares(compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiler:
-        monkeypatch.setattr(compiled, "applies", lambda _: False)
+        monkeypatch.setattr(vectors, "fits", lambda _: False)
     for n in (0, 1, 31, 4097, 10_000):
         v, origin = torch.randn(n), torch.randn(n)
-        assert norms.squares(v, origin) == pytest.approx(float((v.double() - origin).square().sum()), rel=1e-5)
-        assert norms.squares(v) == pytest.approx(float(v.double().square().sum()), rel=1e-5)
+        assert vectors.sum_of_squares(v, origin) == pytest.approx(float((v.double() - origin).square().sum()), rel=1e-5)
+        assert vectors.sum_of_squares(v) == pytest.approx(float(v.double().square().sum()), rel=1e-5)
     for huge in (3.3e38, -3.3e38):
         v = torch.tensor([1.0, huge] * 3000)
-        assert norms.squares(v, -v) == pytest.approx(3000 * (2 * 3.3e38) ** 2, rel=1e-5)
+        assert vectors.sum_of_squares(v, -v) == pytest.approx(3000 * (2 * 3.3e38) ** 2, rel=1e-5)
     for bad in (math.nan, math.inf, -math.inf):
-        assert not math.isfinite(norms.squares(torch.tensor([1.0] * 50 + [bad]), torch.ones(51)))
+        assert not math.isfinite(vectors.sum_of_squares(torch.tensor([1.0] * 50 + [bad]), torch.ones(51)))
 
 
 def bounds(model: Message, past: dict[str, tuple[float, ...]], bound: float = 10.0) -> Norms:

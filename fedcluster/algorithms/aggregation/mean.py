@@ -15,7 +15,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from fedcluster.experiment import Section
-from fedcluster.models.kernels import library as compiled
+from fedcluster.models.kernels.vectors import add_rounded
 from fedcluster.state import Aggregate, Message
 
 GRID = 1.5 * 2.0**12  # a float64 below 2^12 plus GRID has no bits below 2^-40
@@ -34,7 +34,7 @@ class Mean:
 
     def accumulate(self, message: Message, weight: float) -> None:
         for name, sum_ in self.sums.items():
-            accumulate(sum_, message[name], weight)
+            add_rounded(sum_, message[name], weight, GRID)
         self.weight += weight + GRID - GRID
 
     def reduce(self, all_reduce: Callable[[Tensor], None]) -> None:
@@ -47,12 +47,3 @@ class Mean:
             return None
         mean = {name: sum_.div_(self.weight).to(torch.float32) for name, sum_ in self.sums.items()}
         return Aggregate(mean, self.weight)
-
-
-def accumulate(total: Tensor, vector: Tensor, weight: float) -> None:
-    """total += weight * vector, rounded to the grid. The compiled pass gives the same bits."""
-    if compiled.applies(vector):
-        compiled.accumulate(total, vector, weight, GRID)
-    else:
-        grid = torch.tensor(GRID, dtype=torch.float64, device=total.device)
-        total.add_(torch.add(grid, vector.double(), alpha=weight).sub_(GRID))

@@ -13,9 +13,9 @@ from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Local
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
+from fedcluster.models.kernels.vectors import all_finite
 from fedcluster.models.local_sgd import Batches
 from fedcluster.state import Message, Reply, Update
-from fedcluster.training.acceptance import finite
 
 MOST_DRAWN = 2**27  # a gigabyte of places in the training set
 DeviceStates = dict[int, Message]
@@ -60,8 +60,6 @@ class InProcess:
         self.algorithm, self.flat_model, self.transforms = trainer.algorithm, trainer.flat_model, trainer.transforms
         self.options, self.seed = trainer.local, trainer.seed
         check_work(self.options, partition)
-        if self.flat_model.network is not None:
-            self.flat_model.network.check_labels(dataset.y_train)
         self.phases = self.algorithm.phases
         self.initial_device_state = self.algorithm.initial_device_state(self.flat_model.w, self.flat_model.size)
         self.rows = lru_cache(maxsize=4096)(partition.sample_indices)
@@ -84,7 +82,7 @@ class InProcess:
         kept = dict(before)
         message = self.phases[phase].train(self.flat_model, received, batches, kept)
         message = self.transforms.on_device(message, received, phase, place)
-        return message, kept if all(finite(tensor) for tensor in kept.values()) else before
+        return message, kept if all(all_finite(tensor) for tensor in kept.values()) else before
 
     def close(self) -> None:
         pass

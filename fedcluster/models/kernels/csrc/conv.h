@@ -1,125 +1,104 @@
-/* Convolutions with zeros around, of which a block makes maps out of pictures, before the chain.
+/* A block: a convolution 3x3 or 5x5 with zeros around, max-pooling with stride 2, ReLU, perhaps local response
+   normalisation. ReLU comes after pooling, which is the same function on a quarter of the numbers.
 
-   A picture is held as [y][x][channel] in a border of zeros. The patch that a result is made of is then a few runs of
-   memory, and a row of results is a product with a matrix whose rows overlap: nothing is unfolded. Channels are padded
-   to whole vectors, but for those of the samples. */
+   An image is held as [y][x][channel] inside a border of zeros. The patch of a result then consists of a few segments
+   of memory, and a row of results is a product with a matrix whose rows overlap: nothing is unfolded. Channels are
+   padded to whole vectors, except those of the samples. */
 
 #pragma once
 
-#include "tiles.h"
+#include <stddef.h>
 
-enum { WIDEST = 5, CHUNK = 320 }; /* kernel; products at a time of each result */
+#include "engine.h"
+#include "workspace.h"
 
-/* one block: a convolution, ReLU, max-pooling in windows two apart, and normalisation or not. Of the samples whose
-   pictures and choices are kept, there are as many as will be learned from at once. */
+/* Sizes are in numbers, strides in floats. */
 typedef struct {
-    int kernel, window, normalised;
-    int in, out, depth, in_row, out_row;      /* channels; padded; floats from one pixel to the next */
-    int height, width, line;                  /* of a picture; floats from one of its rows to the next */
-    int run, parts, part;                     /* floats of `kernel` pixels, padded, and how they lie: see below */
-    int places[WIDEST * WIDEST];              /* of all parts of a patch, from its corner */
-    int high, wide, across, top, left;        /* of what pooling makes; results in a row; where the first window is */
-    int kept, group;                          /* samples; those whose gradients are kept */
-    size_t picture, cells;                    /* floats of a picture with its border, and of what is made of it */
-    float *weight, *bias, *change, *bias_change, *drift, *bias_drift; /* [out_row][kernel][run] and [out_row] */
-    float *turned;                                                    /* the weights again, see `turn` */
-    float *pictures, *results, *gradient, *below;
-    int32_t *chosen;
-    float *pooled, *sums, *margin, *inner; /* for normalisation */
-    struct share *by_result, *by_channel; /* lists of gradients, see `sort_out` */
-    int32_t *counts;                      /* of channels, of results */
-    float *spread;
-} block;
+    int in_channels, out_channels, height, width, kernel; /* of the convolution, whose results are as large as its input */
+    int window, normalised;
+    int pooled_height, pooled_width, conv_width; /* after pooling; results of a row that pooling looks at */
+    int pad_top, pad_left;                       /* rows and columns of the first window outside the results */
 
-static float *picture_of(const block *one, int sample) { return one->pictures + sample % one->kept * one->picture; }
+    int in_depth, pixel_stride, line_stride; /* of images: channels of a pixel, next pixel, next row */
+    int out_stride;                          /* of results: next pixel, that is, padded channels */
+    int kernel_stride;                       /* of weights: next row of the kernel */
+    int row_segments, segment;               /* of a patch: segments in one of its rows, and the floats of each */
+    int segment_offset[MAX_KERNEL * MAX_KERNEL]; /* of all segments of a patch, from its corner */
+    size_t image_size, pooled_size;              /* of one sample, with border and padding */
 
-/* without its border */
-static size_t border_of(const block *one) { return one->kernel / 2 * (one->line + one->in_row); }
-static float *middle_of(const block *one, int sample) { return picture_of(one, sample) + border_of(one); }
+    int cached; /* samples whose activations are kept: the batch in training, else 1 */
+    int group;  /* samples whose gradients are kept: a group of the backward pass */
+} conv_shape;
 
-/* where a patch lies in a picture: a row of pixels in one part; but where the pixels of a row would all fall into a
-   few sets of a cache, they are moved apart by one line of it, and each is a part */
-static void place_patches(block *one) {
-    int crowded = one->depth % 64 == 0;
-    one->in_row = one->depth + (crowded ? 16 : 0);
-    one->run = padded(one->kernel * one->in_row), one->line = (one->width + one->kernel - 1) * one->in_row;
-    one->picture = (size_t)(one->height + one->kernel - 1) * one->line;
-    one->parts = crowded ? one->kernel : 1, one->part = crowded ? one->depth : one->kernel * one->depth;
-    for (int k = 0; k < one->kernel * one->parts; k++)
-        one->places[k] = k / one->parts * one->line + k % one->parts * one->in_row;
+typedef struct {
+    float *weight, *bias;        /* [out_stride][kernel][kernel_stride] and [out_stride] */
+    float *tiles;                /* the weights again, in the order in which the forward product reads them */
+    float *offset, *bias_offset; /* added in every step, in the layout of `weight` and `bias`; or NULL */
+} conv_weights;
+
+/* What the forward pass leaves for the backward pass, [cached][...], and rows that it works on. */
+typedef struct {
+    float *images;           /* input */
+    int32_t *argmax;         /* of every pooled value, where it comes from: see pool.h */
+    float *pooled, *squares; /* for normalisation: its input, and sums of squares over the band of channels */
+    float *conv_rows;        /* [window][conv_width][out_stride] */
+    float *band_row;         /* [pooled_width][band_stride], for normalisation */
+} conv_activations;
+
+/* A number of the gradient, and the offset of what it is multiplied with: a patch, or the weights of a channel. */
+typedef struct {
+    float grad;
+    int32_t offset;
+} term;
+
+/* Memory of the backward pass: sums over the batch, then [group][...], then what is used for one sample. */
+typedef struct {
+    float *weight, *bias;  /* as in conv_weights */
+    float *pooled;         /* before normalisation */
+    float *images;         /* with border; all but the first block */
+    float *input;          /* [height][width][in_depth]: without border, and where the input is above zero */
+    term *by_result;       /* for every result of the convolution, channels: see conv_backward.c */
+    term *by_channel;      /* for every channel, patches: see overlap_backward.c */
+    int32_t *counts;       /* of terms of every channel, then of every result */
+    float *results;        /* [height][width][out_stride] of one sample */
+} conv_gradients;
+
+typedef struct {
+    conv_shape shape;
+    conv_weights weights;
+    conv_activations act;
+    conv_gradients grad;
+} conv_block;
+
+void plan_conv(conv_block *block, arena *memory, conv_shape shape, int first, int training, int with_offset);
+conv_shape shape_conv(int in_channels, int height, int width, int out_channels, int kernel, int window, int normalised,
+                      int first);
+
+/* from and to torch's [out][in][kernel][kernel] and [out]; they return what comes after it */
+const float *pack_conv(const conv_block *block, const float *w, float *weight, float *bias);
+float *unpack_conv(const conv_block *block, float *w);
+void prepare_conv(const conv_block *block); /* once, before the first sample */
+void pack_tiles(const conv_block *block);   /* after every change of the weights */
+
+/* the middle of planes [channel][height][width] as the image of a sample */
+void load_image(const conv_block *block, const float *planes, int height, int width, int sample);
+
+/* one sample through the block, to[pooled_height][pooled_width][out_stride] with these strides */
+void conv_forward(const conv_block *block, int sample, float *to, int to_line, int to_pixel);
+
+/* adds the gradient of the weights, from `grad`, the gradient at the block's output for samples first to end; computes
+   that at the block's input, unless it is the first block */
+void conv_backward(const conv_block *block, const float *grad, int first, int end, int with_input_grad);
+void clear_conv_grad(const conv_block *block); /* before a batch */
+void update_conv(const conv_block *block, int overwrite);
+
+static inline float *image_of(const conv_block *block, int sample) {
+    return block->act.images + sample % block->shape.cached * block->shape.image_size;
 }
 
-/* weights [out][in][kernel][kernel] and biases [out] into a block's form, zero where it is padded; returns what comes
-   after */
-static const float *read_block(const block *one, const float *w, float *weight, float *bias) {
-    int size = one->kernel;
-    memset(weight, 0, (size_t)one->out_row * size * one->run * sizeof(float));
-    memset(bias, 0, one->out_row * sizeof(float));
-    for (int o = 0; o < one->out; o++)
-        for (int c = 0; c < one->in; c++)
-            for (int y = 0; y < size; y++)
-                for (int x = 0; x < size; x++) weight[(o * size + y) * one->run + x * one->in_row + c] = *w++;
-    memcpy(bias, w, one->out * sizeof(float));
-    return w + one->out;
-}
+/* to the first pixel inside the border */
+static inline size_t border_of(const conv_shape *s) { return s->kernel / 2 * (s->line_stride + s->pixel_stride); }
 
-static float *write_block(const block *one, float *w) {
-    int size = one->kernel;
-    for (int o = 0; o < one->out; o++)
-        for (int c = 0; c < one->in; c++)
-            for (int y = 0; y < size; y++)
-                for (int x = 0; x < size; x++) *w++ = one->weight[(o * size + y) * one->run + x * one->in_row + c];
-    memcpy(w, one->bias, one->out * sizeof(float));
-    return w + one->out;
-}
-
-/* the weights as the forward product wants them: for each tile of channels what it needs, one after the other */
-static void turn(const block *one) {
-    size_t each = one->kernel * one->run, steps = one->kernel * one->parts * one->part;
-    for (int j = 0, wide; j < one->out_row; j += wide) {
-        wide = one->out_row - j >= 2 * LANES ? 2 * LANES : LANES;
-        for (int k = 0; k < one->kernel * one->parts; k++)
-            flip(one->weight + j * each + k / one->parts * one->run + k % one->parts * one->in_row, each, wide,
-                 one->part, one->turned + j * steps + k * one->part * wide, wide);
-    }
-}
-
-/* the middle of planes [channel][height][width] into the middle of a picture */
-static void frame(const block *one, const float *planes, int height, int width, float *picture) {
-    int border = one->kernel / 2, top = (height - one->height) / 2, left = (width - one->width) / 2;
-    for (int c = 0; c < one->in; c++, planes += height * width)
-        for (int y = 0; y < one->height; y++) {
-            const float *from = planes + (y + top) * width + left;
-            float *to = picture + (y + border) * one->line + border * one->in_row + c;
-            for (int x = 0; x < one->width; x++) to[x * one->in_row] = from[x];
-        }
-}
-
-/* rows of results, [rows][across][out_row]; as many parts of the patches at a time as leave the weights they need in
-   the innermost cache */
-static void convolve(const block *one, const float *picture, int rows, float *results) {
-    int row = one->out_row, m = one->across, tiles = (rows * m + ROWS - 1) / ROWS, runs = one->kernel * one->parts;
-    int several = CHUNK / one->part > 1 ? CHUNK / one->part : 1;
-    for (int j = 0; j < row; j += 2 * LANES) {
-        int wide = row - j >= 2 * LANES ? 2 : 1;
-        const float *weight = one->turned + (size_t)j * runs * one->part;
-        for (int k = 0, count; k < runs; k += count, weight += count * one->part * wide * LANES) {
-            count = runs - k < several ? runs - k : several;
-            for (int tile = 0, i = 0; tile < tiles; tile++) { /* about equal: small ones are slow */
-                int here = (rows * m - i) / (tiles - tile);
-                const float *from[ROWS];
-                for (int r = 0; r < here; r++) from[r] = picture + (i + r) / m * one->line + (i + r) % m * one->in_row;
-                float *to = results + (size_t)i * row + j;
-                const float *start = k ? to : one->bias + j;
-#define CALL(R)                                                                                                      \
-    if (wide == 2)                                                                                                   \
-        forward_tile(R, 2, count, one->places + k, from, weight, 16, one->part, start, k ? row : 0, to, row, 0);     \
-    else                                                                                                             \
-        forward_tile(R, 1, count, one->places + k, from, weight, 8, one->part, start, k ? row : 0, to, row, 0)
-                FOR_ROWS(here, CALL)
-#undef CALL
-                i += here;
-            }
-        }
-    }
+static inline int32_t *argmax_of(const conv_block *block, int sample) {
+    return block->act.argmax + sample % block->shape.cached * block->shape.pooled_size;
 }
