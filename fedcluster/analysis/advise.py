@@ -24,7 +24,7 @@ from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Clusters as ClusterOptions
 from fedcluster.experiment import Experiment
 from fedcluster.fleet.clustering import clusters as clusterings
-from fedcluster.fleet.schedule import cohort_sizes, taking_part
+from fedcluster.fleet.schedule import Schedule, cohort_sizes, taking_part
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.runs.progress import Display, Progress
 from fedcluster.training.setup import Setup, prepare
@@ -174,7 +174,7 @@ class ClusteringEvaluator:
                 f"its cohorts have {updates:,} devices a round and those of one cluster {budget:,}; only equal budgets "
                 "can be compared"
             )
-        cohorts = heterogeneity.mean_cohort_sizes(options, clusters)
+        cohorts = heterogeneity.mean_cohort_sizes(Schedule(options, fleet, clusters, seed))
         measured = measures(survey, fleet, clusters, cohorts, seed)
         constants = Constants(self.gap, self.L.high, measured.H_cluster, measured.V, largest_square(survey).high)
         with_cohorts = replace(constants, H=measured.H_cluster + measured.sampling)

@@ -138,7 +138,7 @@ def measure(name: str, w: Tensor, setup: Setup, devices: Ints, flat_models: list
     assert setup.partition is not None, "only a federation may be without"
     parts = setup.dataset, setup.partition, devices, experiment.local, experiment.seed, display
     surveyed = survey(flat_models, w, fleet, *parts, clusters, f"gradients at {name}")
-    cohorts = heterogeneity.mean_cohort_sizes(experiment.clusters, clusters)
+    cohorts = heterogeneity.mean_cohort_sizes(setup.schedule)
     measured = measures(surveyed, fleet, clusters, cohorts, experiment.seed)
     V_one, V_one_error = batch_variance(surveyed, fleet, Clusters(np.zeros(len(fleet), np.int32), 1))
     G2, L = largest_square(surveyed), smoothness(flat_models, w, *parts)
@@ -210,7 +210,9 @@ def remarks(experiment: Experiment, setup: Setup, devices: Ints, largest: Point)
             "the mean number of steps of a device."
         )
     if options.order != "reshuffle" and setup.clusters.count > 1:
-        remarks.append("The theorem reshuffles the clusters in every round; this experiment keeps their order.")
+        remarks.append(
+            f'The theorem reshuffles the clusters every round; this experiment has clusters.order = "{options.order}".'
+        )
     if options.method == "redrawn" or options.soft:
         remarks.append("The theorem's clusters are fixed; here they change, and those of the first round are measured.")
     if inequality := unequal_clusters(setup):

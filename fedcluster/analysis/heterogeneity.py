@@ -18,10 +18,9 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Clusters as ClusterOptions
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Floats
-from fedcluster.fleet.schedule import cohort_sizes
+from fedcluster.fleet.schedule import Schedule, cohort_sizes
 from fedcluster.rng import stream
 
 MAX_COHORTS = 2000  # of a cluster: all of them are enumerated, or so many are drawn
@@ -73,18 +72,21 @@ def variance_term(variances: Floats, weights: Floats, clusters: Clusters) -> flo
     return float((weights**2 * variances / shares[clusters.assignment]).sum())
 
 
-def mean_cohort_sizes(options: ClusterOptions, clusters: Clusters) -> Floats:
-    """The number of devices of each cluster that take part in a round, on average over rounds.
+def mean_cohort_sizes(schedule: Schedule) -> Floats:
+    """The number of devices in a cycle of each cluster, on average over rounds.
 
-    Where clusters tie for one more device, the first in the order of turns gets it. If the order is reshuffled every
+    Where clusters tie for one more device, the first in the round's order gets it. If the order changes from round to
     round, each of them gets it equally often: the mean cohort is then between two whole numbers.
     """
-    sizes = np.bincount(clusters.assignment, minlength=clusters.count)
-    cohorts = cohort_sizes(options.participation, sizes).astype(np.float64)
-    if options.order != "reshuffle":
+    participation, order = schedule.options.participation, schedule.options.order
+    sizes = np.bincount(schedule.clusters.assignment, minlength=schedule.clusters.count)
+    first = np.arange(len(sizes)) if order == "random" else schedule.order(0)
+    cohorts = np.empty(len(sizes))
+    cohorts[first] = cohort_sizes(participation, sizes[first])
+    if order not in ("reshuffle", "balanced"):
         return cohorts
-    least = np.maximum(1, np.floor(options.participation * sizes))
-    _, tied = np.unique(options.participation * sizes - least, return_inverse=True)
+    least = np.maximum(1, np.floor(participation * sizes))
+    _, tied = np.unique(participation * sizes - least, return_inverse=True)
     extra = np.bincount(tied, weights=cohorts - least) / np.bincount(tied)
     return np.asarray(least + extra[tied])
 
