@@ -213,6 +213,7 @@ class Clusters(Section):
     free_seconds: Seconds = 600.0
     soft: bool = False
     order: Literal["cyclic", "reshuffle", "once", "random", "balanced"] = "reshuffle"
+    weighting: Literal["cluster", "sample"] = "cluster"
     participation: Annotated[float, Field(gt=0, le=1)] = 0.1
 
     @model_validator(mode="before")
@@ -252,6 +253,13 @@ class Aggregation(Part):
     name: Any = "mean"
 
 
+class LearningRateSchedule(Part):
+    """How the learning rate changes over rounds and cycles."""
+
+    registry = "fedcluster.models.schedules:SCHEDULES"
+    name: Any = "constant"
+
+
 class Local(Section):
     """What a device does in its cycle: `steps` optimizer steps on batches drawn with replacement, or `epochs` shuffled
     passes over its own data."""
@@ -267,6 +275,7 @@ class Local(Section):
     eps: Positive = 1e-8
     weight_decay: NonNegative | None = None
     clip_norm: Positive | None = None
+    schedule: LearningRateSchedule | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -318,6 +327,7 @@ class Server(Section):
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.99)
     tau: Positive = 1e-3
     memory: Literal["sliding", "held"] | None = None
+    schedule: LearningRateSchedule | None = None
 
     @model_validator(mode="after")
     def defaults_of_the_optimizer(self) -> "Server":
@@ -455,11 +465,12 @@ class Experiment(Section):
 
     def sections(self) -> dict[str, Any]:
         """Every key that was given or filled in, by section; objects given in Python as they are."""
-        return {
-            name: {key: given for key, given in value if given is not None} if isinstance(value, Section) else value
-            for name, value in self
-            if value is not None
-        }
+
+        def keys(section: Section) -> dict[str, Any]:
+            given = {key: value for key, value in section if value is not None}
+            return {key: keys(value) if isinstance(value, Section) else value for key, value in given.items()}
+
+        return keys(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; things given in Python by the name that finds them again."""
@@ -624,17 +635,19 @@ def set_key(keys: dict[str, Any], dotted: str, value: Any) -> None:
     *sections, key = dotted.split(".")
     if sections == ["fleet"] and key == "partition" and isinstance(had := keys.get("fleet"), dict):
         keys["fleet"] = without_options(had, value)
-    if key == "name" and sections in (["algorithm"], ["aggregation"]):
-        had = keys.get(sections[0])
-        if not isinstance(had, dict) or had.get("name", value) != value:
-            keys[sections[0]] = {}  # its options are those of another part
-    if len(sections) > 1:
+    if len(sections) > 1 and tuple(sections) not in PARTS:
         raise BadExperiment(f"{dotted[:80]} is not a key: write section.key=value")
     for section in sections:
         keys = keys.setdefault(section, {})
         if not isinstance(keys, dict):
             raise BadExperiment(f"{dotted}: {section} is a value, not a section")
+    if key == "name" and tuple(sections) in PARTS and keys.get("name", value) != value:
+        keys.clear()  # its options are those of another part
     keys[key] = value
+
+
+PARTS = (("algorithm",), ("aggregation",), ("local", "schedule"), ("server", "schedule"))
+"""The sections that name a part of the program and have its options."""
 
 
 def without_options(fleet: dict[str, Any], partition: Any) -> dict[str, Any]:

@@ -35,6 +35,7 @@ features = "labels"
 free_seconds = 600.0
 soft = false
 order = "reshuffle"
+weighting = "cluster"
 participation = 0.1
 [model]
 name = "alexnet"

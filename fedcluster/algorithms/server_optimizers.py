@@ -43,33 +43,32 @@ class ServerOptimizer:
         """What the optimizer keeps from cycle to cycle, before the first, which begins at `start`."""
         return {}
 
-    def step(self, before: State, combined: State) -> State:
-        """The state after a cycle that went from `before` to `combined`."""
+    def step(self, before: State, combined: State, lr: float) -> State:
+        """The state after a cycle that went from `before` to `combined`, at this rate."""
         if combined.model is before.model:
             return combined
-        w, kept = self.optimize(before, combined)
+        w, kept = self.optimize(before, combined, lr)
         model = combined.model.clone()
         model[: combined.size] = w
         return replace(combined, model=model, server=combined.server | kept)
 
-    def optimize(self, before: State, combined: State) -> tuple[Tensor, Message]:
+    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Message]:
         """The trained part of the next model, and what the optimizer keeps."""
-        return self.scaled(before, combined), {}
+        return scaled(before, combined, lr), {}
 
-    def scaled(self, before: State, combined: State) -> Tensor:
-        """W + lr D, which with lr = 1 is the combined model to the bit."""
-        if self.options.lr == 1.0:
-            return combined.w
-        return before.w + self.options.lr * (combined.w - before.w)
+
+def scaled(before: State, combined: State, lr: float) -> Tensor:
+    """W + lr D, which with lr = 1 is the combined model to the bit."""
+    return combined.w if lr == 1.0 else before.w + lr * (combined.w - before.w)
 
 
 class AvgM(ServerOptimizer):
     def initial_server_state(self, start: State) -> Message:
         return {"server.m": torch.zeros_like(start.w)}
 
-    def optimize(self, before: State, combined: State) -> tuple[Tensor, Message]:
+    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Message]:
         m = combined.server["server.m"].mul(self.options.betas[0]).add_(combined.w - before.w)
-        return before.w + self.options.lr * m, {"server.m": m}
+        return before.w + lr * m, {"server.m": m}
 
 
 class Adaptive(ServerOptimizer):
@@ -79,7 +78,7 @@ class Adaptive(ServerOptimizer):
         m = torch.zeros_like(start.w)
         return {"server.m": m, "server.v": torch.full_like(m, self.options.tau**2)}
 
-    def optimize(self, before: State, combined: State) -> tuple[Tensor, Message]:
+    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Message]:
         options, (b1, b2) = self.options, self.options.betas
         d = combined.w - before.w
         m, v, square = combined.server["server.m"].lerp(d, 1 - b1), combined.server["server.v"], d * d
@@ -89,17 +88,17 @@ class Adaptive(ServerOptimizer):
             v = v.lerp(square, 1 - b2)
         else:
             v = v - (1 - b2) * square * torch.sign(v - square)
-        return before.w.addcdiv(m, v.sqrt().add_(options.tau), value=options.lr), {"server.m": m, "server.v": v}
+        return before.w.addcdiv(m, v.sqrt().add_(options.tau), value=lr), {"server.m": m, "server.v": v}
 
 
 class RoundMomentum(ServerOptimizer):
     def initial_server_state(self, start: State) -> Message:
         return past_models.initial(start.w, start.cycles)
 
-    def optimize(self, before: State, combined: State) -> tuple[Tensor, Message]:
+    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Message]:
         M = before.cycles
         m = (before.w - past_models.past(before.server, before.t, M)).div_(M)
-        w = self.scaled(before, combined).add(m, alpha=self.options.betas[0])
+        w = scaled(before, combined, lr).add(m, alpha=self.options.betas[0])
         return w, past_models.remember(before.t, M, before.w)
 
 
@@ -107,11 +106,11 @@ class HeldRoundMomentum(ServerOptimizer):
     def initial_server_state(self, start: State) -> Message:
         return {"server.m": torch.zeros_like(start.w), "server.round": start.w}
 
-    def optimize(self, before: State, combined: State) -> tuple[Tensor, Message]:
+    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Message]:
         m, began = before.server["server.m"], before.server["server.round"]
         if before.cycle == 0:
             m, began = (before.w - began).div_(before.cycles), before.w
-        w = self.scaled(before, combined).add(m, alpha=self.options.betas[0])
+        w = scaled(before, combined, lr).add(m, alpha=self.options.betas[0])
         return w, {"server.m": m, "server.round": began}
 
 
@@ -119,16 +118,16 @@ class Amplified(ServerOptimizer):
     def initial_server_state(self, start: State) -> Message:
         return {"server.round": start.w}
 
-    def optimize(self, before: State, combined: State) -> tuple[Tensor, Message]:
+    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Message]:
         if before.cycle < before.cycles - 1:
             return combined.w, {}
-        w = combined.w.add(combined.w - before.server["server.round"], alpha=self.options.lr - 1)
+        w = combined.w.add(combined.w - before.server["server.round"], alpha=lr - 1)
         return w, {"server.round": w}
 
 
 def build(options: Server) -> ServerOptimizer | None:
     """The optimizer of [server]; None where every cycle's combined model is taken as it is."""
-    if (options.optimizer, options.lr) == ("none", 1.0):
+    if (options.optimizer, options.lr, options.schedule) == ("none", 1.0, None):
         return None
     if options.optimizer == "round_momentum" and options.memory == "held":
         return HeldRoundMomentum(options)

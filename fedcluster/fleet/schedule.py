@@ -15,7 +15,8 @@ from fedcluster.rng import stream
 class Cycle:
     """One cluster's turn: its cohort S_K^(j), and the weights p_k and the numbers of samples of the cohort's devices.
 
-    `wanted` updates end it; more devices are asked only where some are expected not to report."""
+    `wanted` updates end it; more devices are asked only where some are expected not to report. `scale` multiplies the
+    learning rate: with `clusters.weighting = "sample"` it is M q_K."""
 
     round: int
     cycle: int
@@ -24,6 +25,7 @@ class Cycle:
     weights: Floats
     samples: Ints
     wanted: int = 0
+    scale: float = 1.0
 
     def samples_of(self, device: int) -> int:
         """The number of samples of a device of the cohort."""
@@ -106,13 +108,25 @@ class Schedule:
         if self.options.method == "redrawn":
             clusters = build(self.options, self.fleet, self.seed, round=j)
         members = clusters.members_in(j, self.seed)
+        scales = self.scales(members)
         if self.options.order == "random":
-            return self.random_order(j, members)
+            return self.random_order(j, members, scales)
         order = self.order(j) if order is None else order
         wanted = cohort_sizes(self.options.participation, np.array([len(members[K]) for K in order]))
-        return [self.cycle(j, position, int(K), members[K], int(wanted[position])) for position, K in enumerate(order)]
+        return [
+            self.cycle(j, position, int(K), members[K], int(wanted[position]), float(scales[K]))
+            for position, K in enumerate(order)
+        ]
 
-    def random_order(self, j: int, members: list[Ints]) -> list[Cycle]:
+    def scales(self, members: list[Ints]) -> Floats:
+        """M q_K of every cluster, 1 where the learning rate does not depend on q_K."""
+        if self.options.weighting == "cluster":
+            return np.ones(len(members))
+        q: Floats = np.array([self.fleet.weights[those].sum() for those in members])
+        scales: Floats = len(q) * q / q.sum()
+        return scales
+
+    def random_order(self, j: int, members: list[Ints], scales: Floats) -> list[Cycle]:
         """M cycles whose clusters are drawn with replacement, from those that have enough devices left: a device takes
         part at most once a round."""
         sizes = np.array([len(those) for those in members])
@@ -120,11 +134,20 @@ class Schedule:
         rng, left, cycles = stream(self.seed, "order", j), [*members], list[Cycle]()
         for position in range(len(members)):
             K = int(rng.choice(np.flatnonzero([len(left[K]) >= wanted[K] for K in range(len(left))])))
-            cycles.append(self.cycle(j, position, K, left[K], int(wanted[K]), position))
+            cycles.append(self.cycle(j, position, K, left[K], int(wanted[K]), float(scales[K]), position))
             left[K] = np.setdiff1d(left[K], cycles[-1].cohort, assume_unique=True)
         return cycles
 
-    def cycle(self, j: int, position: int, cluster: int, members: Ints, wanted: int, draw: int | None = None) -> Cycle:
+    def cycle(
+        self,
+        j: int,
+        position: int,
+        cluster: int,
+        members: Ints,
+        wanted: int,
+        scale: float = 1.0,
+        draw: int | None = None,
+    ) -> Cycle:
         """Sample as many of the cluster uniformly. `draw` tells a round's draws from one cluster apart."""
         asked = min(len(members), int(np.ceil(round(self.over_select * wanted, 6))))
         role = "cohort" if draw is None else f"cohort {draw}"
@@ -132,7 +155,7 @@ class Schedule:
             len(members), asked, replace=False, shuffle=False
         )
         cohort = members[np.sort(chosen)]
-        return Cycle(j, position, cluster, cohort, self.fleet.weights[cohort], self.fleet.sizes[cohort], wanted)
+        return Cycle(j, position, cluster, cohort, self.fleet.weights[cohort], self.fleet.sizes[cohort], wanted, scale)
 
     def name(self, k: int) -> str:
         """How people know device k."""

@@ -10,6 +10,7 @@ from fedcluster.experiment import WITH_DEVICES
 from fedcluster.flower.device import PLAN
 from fedcluster.flower.executor import REMEMBERS, Federation, NodeDirectory, NoExecutor, Say
 from fedcluster.flower.registry import ROOM, LiveSchedule, Registry
+from fedcluster.models.schedules import Rates
 from fedcluster.models.tasks import find_metrics
 from fedcluster.training.evaluation import Evaluator
 from fedcluster.training.setup import Setup, build_trainer, check_output
@@ -53,6 +54,7 @@ def prepare(schedule: LiveSchedule, say: Say) -> Setup:
         partition=None,
         clusters=schedule.clusters,
         schedule=schedule,
+        rates=Rates(experiment, schedule.clusters.count),
         flat_model=flat_model,
         algorithm=algorithm,
         transforms=trainer.transforms,

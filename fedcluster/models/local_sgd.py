@@ -13,7 +13,7 @@ from fedcluster.experiment import Local
 from fedcluster.fleet.fleet import Ints
 from fedcluster.fleet.schedule import steps_of
 from fedcluster.models.flat_model import FlatModel
-from fedcluster.models.optimizers import clip_norm_, learning_rate, optimizer
+from fedcluster.models.optimizers import clip_norm_, optimizer
 from fedcluster.rng import stream, torch_seed
 
 GradientTransform = Callable[[Tensor, Tensor, Tensor], Tensor | None]
@@ -37,10 +37,18 @@ class Batches:
     With `local.epochs` every pass shuffles the rows and cuts them into batches, of which the last may be smaller.
     """
 
-    def __init__(self, dataset: Dataset, rows: Ints, options: Local, seed: int, place: tuple[int, int, int]) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        rows: Ints,
+        options: Local,
+        seed: int,
+        place: tuple[int, int, int],
+        lr: float | None = None,
+    ) -> None:
         self.dataset, self.rows, self.options, self.seed, self.place = dataset, rows, options, seed, place
         self.steps = steps_of(options, seed, round=place[0], device=place[2], samples=len(rows))
-        self.lr = learning_rate(options, round=place[0])
+        self.lr = options.lr if lr is None else lr
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The samples and labels of each step; several batches are copied out of the data set at a time."""

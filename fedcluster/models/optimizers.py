@@ -12,10 +12,12 @@ from torch import Tensor
 from fedcluster.experiment import Local
 from fedcluster.state import Message
 
+RATE = "learning_rate"  # the name of the rate in a broadcast
 
-def learning_rate(options: Local, round: int) -> float:
-    """The learning rate of the local steps of a round."""
-    return options.lr
+
+def learning_rate(options: Local, received: Message) -> float:
+    """The learning rate of a cycle's local steps: the server sends it where it is not `local.lr` throughout the run."""
+    return float(received[RATE]) if RATE in received else options.lr
 
 
 def clip_norm_(g: Tensor, most: float) -> None:

@@ -44,11 +44,12 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     before, cycle, phases = state, outcome.reported, setup.algorithm.phases
     rows = ledger.part(outcome.started.cohort) if setup.min_updates else []
     device_states = {k: state.devices[k] for k in cycle.cohort.tolist() if k in state.devices}
-    received: Message = {}
+    received = setup.rates.local(cycle)
     furthest: list[divergence.Moved] = []
     too_few: int | None = None
     for number, phase in enumerate(phases):  # nearly every algorithm has one
         sent, upload_spec = phase.broadcast(state), phase.upload_spec(state)
+        sent = sent if number else received | sent
         received = received | sent  # a device keeps what it was sent earlier in the cycle
         ledger.send(cycle if number else outcome.started, sent, number)
         state, accepted, far = run_phase(setup, ledger, state, cycle, received, phase, number, device_states)
@@ -60,7 +61,7 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
         if setup.initial_device_state or len(phases) > 1:
             cycle = only(cycle, accepted)  # a device that is missing or refused is out for the rest of the cycle
     if setup.optimizer is not None:
-        state = setup.optimizer.step(before, state)
+        state = setup.optimizer.step(before, state, setup.rates.server(before.round, before.cycle))
     ledger.refusals = all_gather_refusals(ledger.refusals)
     undone = None
     if not divergence.is_finite(state):
@@ -88,7 +89,7 @@ def run_phase(
     furthest. The executor writes what devices keep to `device_states`."""
     experiment, upload_spec = setup.experiment, phase.upload_spec(state)
     bound = experiment.accept.most if setup.devices else math.inf
-    lr, steps = learning_rate(experiment.local, cycle.round), usual_steps(experiment.local, cycle)
+    lr, steps = learning_rate(experiment.local, received), usual_steps(experiment.local, cycle)
     norms = Norms(bound, state, received, upload_spec, lr, steps)
     uploads = ledger.receive(setup.executor.train(cycle, received, number, device_states), cycle, upload_spec, number)
     accepted: set[int] = set()

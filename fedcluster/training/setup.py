@@ -23,6 +23,7 @@ from fedcluster.inputs import check_size, located
 from fedcluster.models import zoo
 from fedcluster.models.flat_model import FlatModel, Objective, cross_entropy
 from fedcluster.models.kernels import unavailable_reason
+from fedcluster.models.schedules import Rates
 from fedcluster.models.tasks import find_metrics
 from fedcluster.runs.ledger import size
 from fedcluster.runs.progress import Display
@@ -50,6 +51,7 @@ class Setup:
     partition: Partition | None  # None where the samples are on the devices of a federation
     clusters: clusters.Clusters
     schedule: Schedule
+    rates: Rates
     flat_model: FlatModel
     algorithm: algorithms.FedAvg
     transforms: Transforms
@@ -113,6 +115,7 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu", preci
         partition=partition,
         clusters=groups,
         schedule=schedule,
+        rates=Rates(experiment, groups.count),
         flat_model=flat_model,
         algorithm=algorithm,
         transforms=trainer.transforms,
@@ -191,7 +194,7 @@ def build_clusters(
 
 def unequal_clusters(setup: Setup) -> str | None:
     """A sentence where the clusters' weights q_K differ. Clusters that are redrawn every round are equal on average."""
-    if setup.experiment.clusters.method == "redrawn":
+    if setup.experiment.clusters.method == "redrawn" or setup.experiment.clusters.weighting == "sample":
         return None
     return setup.clusters.inequality(setup.fleet)
 

@@ -15,6 +15,7 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.kernels.vectors import all_finite
 from fedcluster.models.local_sgd import Batches
+from fedcluster.models.optimizers import learning_rate
 from fedcluster.state import Message, Reply, Update
 
 MOST_DRAWN = 2**27  # a gigabyte of places in the training set
@@ -77,7 +78,8 @@ class InProcess:
     ) -> tuple[Message, Message]:
         """What one device makes of the broadcast: what it sends, and what it keeps. A device that went astray
         keeps what it had."""
-        batches = Batches(self.dataset, self.rows(place[2]), self.options, self.seed, place)
+        lr = learning_rate(self.options, received)
+        batches = Batches(self.dataset, self.rows(place[2]), self.options, self.seed, place, lr)
         before = self.initial_device_state if device_states is None else device_states
         kept = dict(before)
         message = self.phases[phase].train(self.flat_model, received, batches, kept)

@@ -33,6 +33,8 @@ from fedcluster.data.dataset import Dataset
 from fedcluster.errors import FedClusterError, NotAlike
 from fedcluster.experiment import Experiment
 from fedcluster.fleet.schedule import Cycle
+from fedcluster.models.optimizers import RATE
+from fedcluster.models.schedules import rate_varies
 from fedcluster.processes import GUARD, UNGUARDED, defer_interrupts
 from fedcluster.runs.progress import Display
 from fedcluster.state import Message, State, Update
@@ -84,7 +86,7 @@ class Workers:
         self.context = mp.get_context("spawn")
         self.slots = (AHEAD + 1) * count
         self.rooms: list[Rooms] = []
-        received: Message = {}
+        received: Message = {RATE: torch.zeros(1)} if rate_varies(experiment) else {}
         for phase in here.phases:
             received |= phase.broadcast(start)
             sent, kept = shared(self.slots, phase.upload_spec(start)), shared(self.slots, here.initial_device_state)

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel, Loss
 from fedcluster.models.local_sgd import Batches
+from fedcluster.models.optimizers import learning_rate
 from fedcluster.state import Message, Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
@@ -49,7 +50,7 @@ class StackedBatches(Batches):
 
     def __init__(self, devices: list[Batches]) -> None:
         first = devices[0]
-        super().__init__(first.dataset, first.rows, first.options, first.seed, first.place)
+        super().__init__(first.dataset, first.rows, first.options, first.seed, first.place, first.lr)
         self.devices = devices
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -79,7 +80,8 @@ class Stacked:
     def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
         here = self.here
         places = [(cycle.round, cycle.cycle, device) for device in cycle.cohort.tolist()]
-        batches = {k: Batches(here.dataset, here.rows(k), here.options, here.seed, (j, K, k)) for j, K, k in places}
+        lr = learning_rate(here.options, received)
+        batches = {k: Batches(here.dataset, here.rows(k), here.options, here.seed, (j, K, k), lr) for j, K, k in places}
 
         def alike(device: int) -> tuple[int, int]:
             return len(batches[device].rows), batches[device].steps

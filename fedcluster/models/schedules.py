@@ -1,0 +1,159 @@
+"""Learning-rate schedules: the rate eta_{j,K} of round j and cycle K, as a factor of `lr`.
+
+    eta_{j,K} = lr  x  f(j - warmup)  x  cycle_decay^K  x  (j + 1) / (warmup + 1) while j < warmup
+
+    constant       f(j) = 1
+    step           f(j) = factor^floor(j / every)
+    exponential    f(j) = factor^j
+    cosine         f(j) = floor + (1 - floor) (1 + cos(pi j / T)) / 2
+    inverse_sqrt   f(j) = 1 / sqrt(j + 1)
+    theorem        f(j) = 1 / (lr sqrt(T M E)), so that eta is the theorem's rate (TME)^(-1/2) whatever `lr` is
+
+j counts rounds from 0, K the cycles of a round; f(j) = 1 during the warm-up; T is the number of rounds after it. With
+cycle_decay < 1 later cycles of a round take smaller steps, because the last cluster has the last word. A schedule of
+one's own is a function (round, cycle) -> factor.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+
+from fedcluster.errors import BadExperiment
+from fedcluster.experiment import Experiment, LearningRateSchedule, Local, Section, Server
+from fedcluster.fleet.schedule import Cycle
+from fedcluster.models.optimizers import RATE
+from fedcluster.state import Message
+
+Factor = Annotated[float, Field(gt=0, le=1)]
+LARGEST = 1e30  # what a rate may be
+
+
+class Constant:
+    """f(j) = 1. The other schedules say what f is."""
+
+    horizon: ClassVar[bool] = False  # whether f depends on T
+
+    class Options(Section):
+        warmup: Annotated[int, Field(ge=0, le=10**9)] = 0
+        cycle_decay: Factor = 1.0
+
+    def __init__(self, options: Any, rounds: int, base: float) -> None:
+        """`rounds` is T, `base` the number that f(0) of "theorem" is."""
+        self.options, self.rounds, self.base = options, rounds, base
+
+    def __call__(self, round: int, cycle: int) -> float:
+        warmup = self.options.warmup
+        shape = self.shape(round - warmup) if round >= warmup else (round + 1) / (warmup + 1) * self.shape(0)
+        return float(shape * self.options.cycle_decay**cycle)
+
+    def shape(self, j: int) -> float:
+        return 1.0
+
+
+class Step(Constant):
+    class Options(Constant.Options):
+        every: Annotated[int, Field(ge=1, le=10**9)]
+        factor: Factor = 0.1
+
+    def shape(self, j: int) -> float:
+        return float(self.options.factor ** (j // self.options.every))
+
+
+class Exponential(Constant):
+    class Options(Constant.Options):
+        factor: Factor
+
+    def shape(self, j: int) -> float:
+        return float(self.options.factor**j)
+
+
+class Cosine(Constant):
+    horizon = True
+
+    class Options(Constant.Options):
+        floor: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def shape(self, j: int) -> float:
+        low, T = self.options.floor, max(1, self.rounds - self.options.warmup)
+        return float(low + (1 - low) * (1 + math.cos(math.pi * j / T)) / 2)
+
+
+class InverseSqrt(Constant):
+    def shape(self, j: int) -> float:
+        return 1 / math.sqrt(j + 1)
+
+
+class Theorem(Constant):
+    horizon = True
+
+    def shape(self, j: int) -> float:
+        return self.base
+
+
+SCHEDULES: dict[str, type[Constant]] = {
+    "constant": Constant,
+    "step": Step,
+    "exponential": Exponential,
+    "cosine": Cosine,
+    "inverse_sqrt": InverseSqrt,
+    "theorem": Theorem,
+}
+
+
+class Rates:
+    """The local and the server's learning rate in every cycle of a run. `cycles` is M."""
+
+    def __init__(self, experiment: Experiment, cycles: int) -> None:
+        self.experiment = experiment
+        local, server = experiment.local, experiment.server
+        self.factors = {
+            "local": find(local.schedule, experiment.rounds, cycles, local),
+            "server": find(server.schedule, experiment.rounds, cycles, server),
+        }
+
+    def local(self, cycle: Cycle) -> Message:
+        """The rate of the cycle's local steps, as it is sent; nothing where it is `local.lr` throughout the run."""
+        if not rate_varies(self.experiment):
+            return {}
+        rate = self.experiment.local.lr * self.factors["local"](cycle.round, cycle.cycle) * cycle.scale
+        return {RATE: torch.tensor([self.check("local", rate, cycle.round)], dtype=torch.float32)}
+
+    def server(self, round: int, cycle: int) -> float:
+        factor = self.factors["server"](round, cycle)
+        return self.check("server", self.experiment.server.lr * factor, round)
+
+    def check(self, section: str, rate: float, round: int) -> float:
+        if not 0 <= rate <= LARGEST:
+            raise BadExperiment(f"{section}.schedule gives the rate {rate:g} in round {round + 1}: it must be positive")
+        return rate
+
+
+def rate_varies(experiment: Experiment) -> bool:
+    """Whether the rate of local steps is another than `local.lr` in some cycle."""
+    return experiment.local.schedule is not None or experiment.clusters.weighting == "sample"
+
+
+def find(
+    schedule: LearningRateSchedule | None, rounds: int, cycles: int, section: Local | Server
+) -> Callable[[int, int], float]:
+    if schedule is None:
+        return lambda round, cycle: 1.0
+    found: Any = schedule.find()
+    if not (isinstance(found, type) and issubclass(found, Constant)):
+        return lambda round, cycle: float(found(round, cycle))
+    base = 1.0
+    if found is Theorem:
+        if not isinstance(section, Local) or section.steps is None:
+            raise BadExperiment('schedule.name = "theorem" needs local.steps: E is in the rate (TME)^(-1/2)')
+        base = 1 / (section.lr * math.sqrt(rounds * cycles * sum(section.step_range) / 2))
+    rates: Constant = found(schedule.options, rounds, base)
+    return rates
+
+
+def depends_on_rounds(experiment: Experiment) -> list[str]:
+    """The keys of schedules whose rates depend on the number of rounds."""
+    sections = {"local.schedule": experiment.local.schedule, "server.schedule": experiment.server.schedule}
+    return [key for key, given in sections.items() if given is not None and getattr(given.find(), "horizon", False)]
