@@ -61,7 +61,7 @@ def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         {"algorithm": "scaffold"},
         {"algorithm": "vrl_sgd", "steps": [3, 6]},  # two exchanges a turn
         {"algorithm": "mime", "optimizer": "momentum"},  # the second does not send the model again
-        {"algorithm": "fedhbm"},
+        {"algorithm": "fedhbm", "schedule": {"name": "cosine"}},
     ],
     ids=lambda local: local["algorithm"],
 )
