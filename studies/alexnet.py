@@ -1,10 +1,10 @@
 """The paper's own model: one panel of figures 2 and 3 with the small AlexNet, for as long as two cores allow.
 
-    FEDCLUSTER_DATA=... .venv/bin/python studies/alexnet.py        two hours of two cores
+    FEDCLUSTER_DATA=... .venv/bin/python studies/alexnet.py        two hours on two cores
 
 FedAvg and FedCluster at rho_device 0.9 and the paper's learning rates, on CIFAR-10 and on MNIST, one seed: an hour for
-each data set, its two runs side by side. Interrupted, or given more --minutes, it goes on where it stopped. Writes
-docs/reproduction/alexnet.csv and alexnet.png.
+each data set, its two runs in parallel. An interrupted study continues where it stopped, also with more --minutes.
+Writes docs/reproduction/alexnet.csv and alexnet.png.
 """
 
 import argparse
@@ -31,17 +31,17 @@ class TimeIsUp(Exception):
 
 
 def train(jobs: dict[Curve, Job], runs: Path, stage: str, minutes: float) -> dict[Curve, list[Line]]:
-    """Side by side until one of them, all its sessions together, has had its time: the curves as far as they got."""
+    """Train in parallel until one run has taken its time, over all sessions: the curves so far."""
     folders = {curve: runs / one.name for curve, one in jobs.items()}
 
-    def look_at_the_clock() -> None:
+    def check_time() -> None:
         for folder in folders.values():
             if any(line["elapsed"] >= 60 * minutes for line in read_lines(folder / "metrics.jsonl")):
                 raise TimeIsUp
 
     with suppress(TimeIsUp):
-        look_at_the_clock()
-        run(jobs, runs, f"{stage}, to be stopped after {minutes:g} minutes", len(jobs), look_at_the_clock)
+        check_time()
+        run(jobs, runs, f"{stage}, to be stopped after {minutes:g} minutes", len(jobs), check_time)
     return {
         curve: [
             {"round": 0, **json.loads((folder / "run.json").read_bytes())["start"]},

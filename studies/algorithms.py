@@ -1,12 +1,12 @@
 """Which algorithms gain from cycling? Every algorithm, with one cluster and with ten, at three heterogeneities.
 
-    FEDCLUSTER_DATA=... .venv/bin/python studies/algorithms.py        about an hour and a half of two cores
+    FEDCLUSTER_DATA=... .venv/bin/python studies/algorithms.py        about 90 minutes on two cores
 
-MNIST and the MLP on 100 devices of 500 samples, of which 20 take part in a round (for ten clusters: two of ten at a
-time), 20 steps of batch 30, 20 rounds. Every algorithm in every cell has its own best local.lr, on a ladder of rates
-with a worse one on either side, found on a seed that is not used again; three other seeds give the result.
-Interrupted, it goes on where it stopped. Writes docs/algorithms-study/: results.csv, losses.png and table.md, which
-goes into the README there.
+MNIST and the MLP on 100 devices of 500 samples, of which 20 take part in a round (with ten clusters two of ten at a
+time), 20 steps of batch 30, 20 rounds. Every algorithm in every cell has its own best local.lr, with a worse rate on
+either side, found on a seed that is not used for results; three other seeds give the result. An interrupted study
+continues where it stopped. Writes docs/algorithms-study/: results.csv, losses.png and table.md, which is copied into
+the README there.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from fedcluster.training.executors.processes import cores
 ROOT = Path(__file__).parent.parent
 ROUNDS, SEEDS, TUNING_SEED = 20, (0, 1, 2), 1_000_003
 COUNTS, RHOS = (1, 10), (0.1, 0.5, 0.9)
-AROUND = 0.1  # the rate that the search begins at
+FIRST_RATE = 0.1  # of the search
 SERVER_LR = {"avgm": 1.0, "adagrad": 0.03, "adam": 0.03, "yogi": 0.03}
 ROWS: dict[str, dict[str, Any]] = {name: {"algorithm.name": name} for name in ALGORITHMS} | {
     f"server {name}": {"server.optimizer": name, "server.lr": lr} for name, lr in SERVER_LR.items()
@@ -39,7 +39,7 @@ ROWS: dict[str, dict[str, Any]] = {name: {"algorithm.name": name} for name in AL
 ROWS["fednova"] |= {"local.steps": [10, 30]}
 ROWS = {"fedavg, steps [10, 30]": {"local.steps": [10, 30]}} | ROWS
 
-AT_RANDOM = math.log(10)  # cross-entropy of a guess among ten classes
+AT_RANDOM = math.log(10)  # cross-entropy of guessing one of ten classes
 Cell = tuple[str, int, float]
 
 
@@ -66,11 +66,11 @@ def label(cell: Cell, lr: float, seed: int) -> str:
 
 
 def losses(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, tuple[float, float]]:
-    """The last training loss and test accuracy of every job; infinite for a run that is worse off than at random."""
+    """The last training loss (infinite where it is worse than guessing) and test accuracy of every job."""
     histories = run(jobs, runs, stage, cores())
     found = {}
     for key, job in jobs.items():
-        shutil.rmtree(runs / job.name / "checkpoint", ignore_errors=True)  # what devices keep takes a lot of room
+        shutil.rmtree(runs / job.name / "checkpoint", ignore_errors=True)  # device states are large
         lines = histories[key]
         last = {} if isinstance(lines, Diverged) else lines[-1]
         loss = last.get("train_loss", math.inf)
@@ -79,17 +79,17 @@ def losses(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, tuple[floa
 
 
 def tune(cells: list[Cell], runs: Path, stage: str) -> dict[Cell, float]:
-    """Each cell's best rate, with a worse one on either side of it; on one seed, which is not used again."""
+    """Each cell's best rate, with a worse one on either side, on a seed that is not used for results."""
     found: dict[Cell, dict[int, float]] = {cell: {} for cell in cells}
     while wanted := [(cell, step) for cell, tried in found.items() for step in next_steps(tried)]:
         jobs = {
             (cell, step): Job(label(cell, lr, TUNING_SEED), experiment(cell, lr, TUNING_SEED))
             for cell, step in wanted
-            for lr in [rate(AROUND, step)]
+            for lr in [rate(FIRST_RATE, step)]
         }
         for (cell, step), (loss, _) in losses(jobs, runs, stage).items():
             found[cell][step] = loss
-    return {cell: rate(AROUND, best_step(tried)) for cell, tried in found.items()}
+    return {cell: rate(FIRST_RATE, best_step(tried)) for cell, tried in found.items()}
 
 
 def main() -> None:
@@ -118,7 +118,7 @@ def main() -> None:
         writer = csv.writer(file)
         writer.writerow(["algorithm", "clusters", "rho_device", "lr", "seed", "train_loss", "test_accuracy"])
         writer.writerows(rows)
-    picture(rows, arguments.out / "losses.png")
+    plot(rows, arguments.out / "losses.png")
     (arguments.out / "table.md").write_text(table(rows))
     print(table(rows))
 
@@ -138,18 +138,18 @@ def table(rows: list[list[Any]]) -> str:
             (one, one_lr), (ten, ten_lr) = (cell_losses(rows, name, count, rho) for count in COUNTS)
             ratios = [a / b for a, b in zip(one, ten, strict=True) if math.isfinite(a) and math.isfinite(b)]
             spread = f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
-            parts.append(f"{told(one)} ({one_lr:g}) | {told(ten)} ({ten_lr:g}) | {spread}")
+            parts.append(f"{loss_text(one)} ({one_lr:g}) | {loss_text(ten)} ({ten_lr:g}) | {spread}")
         lines.append(f"| {name} | " + " | ".join(parts) + " |")
     return "\n".join(lines) + "\n"
 
 
-def told(found: list[float]) -> str:
+def loss_text(found: list[float]) -> str:
     lost = sum(map(math.isinf, found))
     return f"diverges, {lost} of {len(found)}" if lost else f"{fmean(found):.3f}"
 
 
-def picture(rows: list[list[Any]], path: Path) -> None:
-    """The median of the seeds, and a line from the lowest to the highest."""
+def plot(rows: list[list[Any]], path: Path) -> None:
+    """Plot the median over seeds, with a line from the lowest to the highest."""
     names = list(dict.fromkeys(row[0] for row in rows))
     figure, axes = canvas(len(RHOS), 11, 0.32 * len(names) + 1.3)
     for ax, rho in zip(axes, RHOS, strict=True):

@@ -1,11 +1,11 @@
-"""How long until the model is good? Cycling through time zones against waiting for a fleet-wide cohort, by one clock.
+"""Simulated time to a good model: cycling through time zones against waiting for a fleet-wide cohort.
 
-    .venv/bin/python studies/clock.py        about five minutes of one core
+    .venv/bin/python studies/clock.py        about five minutes on one core
 
 examples/timezones.toml: 500 devices of a diurnal world, 50 wanted a round. Every method has its own best local.lr from
-one grid, by the simulated time to the target on a seed that is not used again; three others give the result, without
-drop-out and with 30 %. Interrupted, it goes on where it stopped. Writes docs/clock-study/: results.csv, table.md and
-hours.png.
+one grid, by the simulated time to the target on a seed that is not used for results; three others give the result,
+without drop-out and with 30 %. An interrupted study continues where it stopped. Writes docs/clock-study/: results.csv,
+table.md and hours.png.
 """
 
 import argparse
@@ -42,11 +42,11 @@ def experiment(method: str, lr: float, seed: int, dropout: float) -> Experiment:
 
 
 def hours(lines: list[Line] | Diverged) -> float:
-    """Simulated hours until the test accuracy, which is looked at after every round, is at the target."""
+    """Simulated hours until the test accuracy, measured after every round, reaches the target."""
     if isinstance(lines, Diverged):
         return math.inf
-    there = (line["simulated_seconds"] / 3600 for line in lines[1:] if line["test_accuracy"] >= TARGET)
-    return next(there, math.inf)
+    reached = (line["simulated_seconds"] / 3600 for line in lines[1:] if line["test_accuracy"] >= TARGET)
+    return next(reached, math.inf)
 
 
 def job(method: str, lr: float, seed: int, dropout: float) -> Job:
@@ -84,11 +84,11 @@ def write(found: dict[Any, list[Line] | Diverged], best: dict[str, float], out: 
             writer.writerow([*row, last.get("test_accuracy")])
     (out / "table.md").write_text(table(found, best))
     print(table(found, best))
-    picture(found, out / "hours.png")
+    plot(found, out / "hours.png")
 
 
 def table(found: dict[Any, list[Line] | Diverged], best: dict[str, float]) -> str:
-    """Hours to the target, mean and range over seeds, and hours an aggregation."""
+    """Hours to the target (mean and range over seeds) and hours per aggregation."""
     rows = [
         f"| method | rate | drop-out | hours to {TARGET:.0%} | from - to | hours an aggregation | updates until then |"
     ]
@@ -107,7 +107,7 @@ def table(found: dict[Any, list[Line] | Diverged], best: dict[str, float]) -> st
     return "\n".join(rows) + "\n"
 
 
-def picture(found: dict[Any, list[Line] | Diverged], path: Path) -> None:
+def plot(found: dict[Any, list[Line] | Diverged], path: Path) -> None:
     figure, axes = canvas(len(DROPOUTS), 11, 4.5)
     for ax, dropout in zip(axes, DROPOUTS, strict=True):
         for method, colour in zip(METHODS, COLOURS, strict=True):

@@ -1,15 +1,17 @@
-"""Does H_cluster decide the speed? Six ways to cluster the same fleets, at two heterogeneities, on two data sets.
+"""Does H_cluster decide the speed? Six clusterings of the same fleets, at two heterogeneities, on two data sets.
 
-    FEDCLUSTER_DATA=... .venv/bin/python studies/heterogeneity.py        about an hour of two cores
+    FEDCLUSTER_DATA=... .venv/bin/python studies/heterogeneity.py        about an hour on two cores
 
 MNIST with the MLP and CIFAR-10 with the CNN, 100 devices of 500 samples in ten clusters. All devices of a cluster take
-part, as the theorem has it. The learning rate is the same for all clusterings of a cell, the theorem's does not depend
-on them either: the best of a grid for random clusters, on a seed that is not used again, or the largest below it at
-which no run diverges. Five other seeds give the result. H_cluster is measured at W_0, which all clusterings of a seed
-share. The target of a cell is the highest of its runs' lowest training losses, so that every run reaches it, but for
-clusterings with a run that ends higher than it began: they have learned nothing. Rounds are interpolated.
+part, as in the theorem. All clusterings of a cell have the same learning rate (the theorem's does not depend on them
+either): the best of a grid for random clusters, on a seed that is not used for results, or the largest below it at
+which no run diverges. Five other seeds give the result. H_cluster is measured at W_0, which is the same for all
+clusterings of a seed. The target of a cell is the highest of its runs' lowest training losses, so that every run
+reaches it; clusterings with a run that ends higher than it started have learned nothing and are left out of it. Rounds
+are interpolated.
 
-Interrupted, it goes on where it stopped. --quick is a small fleet for three rounds, to see that everything works.
+An interrupted study continues where it stopped. --quick has a small fleet and three rounds, to check that everything
+works.
 Writes docs/heterogeneity-study/: results.csv, speed.png and table.md.
 """
 
@@ -77,7 +79,7 @@ def experiment(cell: Cell, name: str, lr: float, seed: int, quick: bool) -> Expe
 
 
 def losses(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, list[float]]:
-    """The training loss of every job by round, from the start; infinite for a run that diverged."""
+    """The training loss of every job at the start and after every round; infinite for a run that diverged."""
     return {
         key: [math.inf] if isinstance(lines, Diverged) else [line["train_loss"] for line in lines]
         for key, lines in run(jobs, runs, stage, cores()).items()
@@ -85,7 +87,7 @@ def losses(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, list[float
 
 
 def heterogeneity(cell: Cell, seed: int, quick: bool, runs: Path, display: Display) -> dict[str, list[float]]:
-    """H_cluster at W_0 of every clustering, its standard error, and H_device: one pass over the fleet, kept."""
+    """H_cluster of every clustering at W_0, its standard error, and H_device, from one pass over the fleet; cached."""
     kept = runs / f"{cell[0]}-rho{cell[1]}-seed{seed}-heterogeneity.json"
     if kept.exists():
         found: dict[str, list[float]] = json.loads(kept.read_text())
@@ -107,7 +109,7 @@ def heterogeneity(cell: Cell, seed: int, quick: bool, runs: Path, display: Displ
 
 
 def measure(cell: Cell, seeds: tuple[int, ...], quick: bool, runs: Path, display: Display) -> list[Row]:
-    """Everything about one data set at one rho_device."""
+    """The results for one data set at one rho_device."""
     data, rho = cell
     where = f"{data} rho {rho}"
     grid = {
@@ -153,7 +155,7 @@ def measure(cell: Cell, seeds: tuple[int, ...], quick: bool, runs: Path, display
 
 
 def spread(values: list[float]) -> str:
-    """Mean and half the width of its 95 % interval over seeds, by Student's t."""
+    """The mean over seeds and half the width of its 95 % interval (Student's t)."""
     if not all(map(math.isfinite, values)):
         return "never in " + str(sum(not math.isfinite(value) for value in values))
     mean, _, high = interval(values)
@@ -161,7 +163,7 @@ def spread(values: list[float]) -> str:
 
 
 def agreement(rows: list[Row]) -> list[float]:
-    """Spearman's rank correlation of H_cluster and rounds over the clusterings, by seed."""
+    """Spearman's rank correlation of H_cluster and rounds over the clusterings, for each seed."""
     found = []
     for seed in dict.fromkeys(row["seed"] for row in rows):
         mine = [row for row in rows if row["seed"] == seed]
@@ -177,7 +179,7 @@ def by_cell(rows: list[Row]) -> dict[Cell, list[Row]]:
 
 
 def table(rows: list[Row]) -> str:
-    """H_cluster and rounds to the target by clustering, and how well their ranks agree."""
+    """H_cluster and rounds to the target of each clustering, and their rank correlation."""
     lines = []
     for (data, rho), cell in by_cell(rows).items():
         found = agreement(cell)
@@ -197,8 +199,8 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def picture(rows: list[Row], path: Path) -> None:
-    """Every run as a dot: rounds to the target over H_cluster."""
+def plot(rows: list[Row], path: Path) -> None:
+    """Plot rounds to the target over H_cluster, one dot for each run."""
     cells = by_cell(rows)
     figure, axes = canvas(len(cells), 1 + 3.4 * len(cells), 3.9)
     for ax, ((data, rho), cell) in zip(axes, cells.items(), strict=True):
@@ -240,13 +242,13 @@ def main() -> None:
 
 
 def write(rows: list[Row], out: Path) -> None:
-    """What is known so far."""
+    """Write the results so far."""
     out.mkdir(parents=True, exist_ok=True)
     with (out / "results.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
-    picture(rows, out / "speed.png")
+    plot(rows, out / "speed.png")
     (out / "table.md").write_text(table(rows))
 
 

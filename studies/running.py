@@ -1,4 +1,4 @@
-"""What the studies have in common: many runs, of which one wants to know how far they are."""
+"""Runs many jobs with a progress display, for all studies."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedcluster.runs.progress import stages
 def run(
     jobs: dict[Any, Job], runs: Path, stage: str, workers: int, meanwhile: Callable[[], None] = lambda: None
 ) -> dict[Any, list[Line] | Diverged]:
-    """Every job's lines, saying how far it is. What `meanwhile` raises, stops them."""
+    """The curve of every job. `meanwhile` is called at every progress report; an exception from it stops the runs."""
     with stages() as progress:
 
         def tell(done: int, total: int) -> None:

@@ -308,9 +308,9 @@ def serve(W: Array, combined: Array, server: dict[str, Any], memory: Memory) -> 
 def simulate(problem: Problem, algorithm: str, options: dict[str, Any], server: dict[str, Any] | None = None) -> Array:
     W = problem.start
     memory: Memory = {}
-    initial_server_state: Memory = {}
+    moments: Memory = {}
     for round_ in range(problem.rounds):
         for cycle in range(len(problem.clusters)):
             combined = ALGORITHMS[algorithm](Turn(problem, options, round_, cycle, W), options, memory)
-            W = combined if server is None else serve(W, combined, server, initial_server_state)
+            W = combined if server is None else serve(W, combined, server, moments)
     return W
