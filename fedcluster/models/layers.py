@@ -1,7 +1,7 @@
-"""Layers of AlexNet, the same functions as torch's own, arranged so that a CPU core runs them well.
+"""Layers of AlexNet: the functions of torch's own layers, arranged for the speed of a CPU core.
 
-All of them keep the channels of a pixel together in memory (channels last), where torch's pooling is twenty times
-faster; torch's own normalisation costs as much as the convolutions, this one a twentieth.
+They keep the channels of a pixel together in memory (channels last), where torch's pooling is twenty times as fast.
+Torch's own normalisation takes as long as the convolutions; this one takes a twentieth of that.
 """
 
 from typing import Any
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-RADIUS, ALPHA, BETA = 4, 0.001, 0.75  # of the normalisation, over 2 RADIUS + 1 channels; in normalise.h too
+RADIUS, ALPHA, BETA = 4, 0.001, 0.75  # normalisation over 2 RADIUS + 1 channels; kernels/csrc/normalise.c has them too
 
 
 class Crop(nn.Module):
-    """The middle of pictures that are larger."""
+    """Crops images that are larger than size x size to their middle."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Crop(nn.Module):
 
 
 class InputConv2d(nn.Conv2d):
-    """A convolution over few channels, whose input needs no gradient."""
+    """A "same" convolution of samples: few channels, and no gradient at the input; see `convolve_input`."""
 
     def __init__(self, channels: int, maps: int, kernel: int) -> None:
         super().__init__(channels, maps, kernel, padding=kernel // 2)
@@ -36,21 +36,22 @@ class InputConv2d(nn.Conv2d):
 
 
 class PoolSame(nn.Module):
-    """`pool_same`."""
+    """Max-pooling 3x3 with stride 2 and "same" padding; see `pool_same`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return pool_same(x)
 
 
 class Normalise(nn.Module):
-    """`normalise`, the channels no longer together: so torch's convolution of many of them is fastest."""
+    """Local response normalisation; see `normalise`. Its output is contiguous, which suits a convolution of many
+    channels."""
 
     def forward(self, x: Tensor) -> Tensor:
         return normalise(x).contiguous()
 
 
 def convolve_input(x: Tensor, layer: nn.Conv2d) -> Tensor:
-    """A convolution "same" over few channels, whose input needs no gradient, as one product over its patches."""
+    """A "same" convolution as one matrix product over patches; fast for few channels and an input without gradient."""
     kernel, pad = layer.kernel_size[0], layer.kernel_size[0] // 2
     n, _, height, width = x.shape
     patches = F.pad(x, (pad, pad, pad, pad)).unfold(2, kernel, 1).unfold(3, kernel, 1)
@@ -59,8 +60,8 @@ def convolve_input(x: Tensor, layer: nn.Conv2d) -> Tensor:
 
 
 def pool_same(x: Tensor) -> Tensor:
-    """Max-pooling 3x3 with stride 2 that gives ceil(size / 2), as the frameworks of the time padded it: on both
-    sides of an odd size, on the far side of an even one."""
+    """Max-pooling 3x3 with stride 2 to ceil(size / 2), with TensorFlow's "same" padding: an odd size is padded on both
+    sides, an even one at its end."""
     x = x.contiguous(memory_format=torch.channels_last)
     return F.max_pool2d(x, 3, stride=2, padding=(x.shape[2] % 2, x.shape[3] % 2), ceil_mode=True)
 
@@ -74,13 +75,13 @@ def normalise(x: Tensor) -> Tensor:
 
 
 def band(channels: int, like: Tensor) -> Tensor:
-    """B with ones where two channels are neighbours: x^2 B sums squares over neighbourhoods."""
+    """The matrix B with ones where two channels are at most RADIUS apart: x^2 B sums squares over the band."""
     position = torch.arange(channels, device=like.device)
     return ((position[:, None] - position).abs() <= RADIUS).to(like.dtype)
 
 
 class Normalisation(torch.autograd.Function):
-    """On rows x of channels, with a = ALPHA / (2 RADIUS + 1):
+    """Normalisation of rows x of channels, with a = ALPHA / (2 RADIUS + 1):
 
     s = 1 + a x^2 B,   y = x s^-BETA
     dx = dy s^-BETA - 2 a BETA x (dy x s^(-BETA - 1)) B
@@ -94,7 +95,7 @@ class Normalisation(torch.autograd.Function):
 
     @staticmethod
     def powers(x: Tensor, band: Tensor) -> tuple[Tensor, Tensor]:
-        """s^-0.5 and s^-0.75, without the slow power."""
+        """s^-0.5 and s^-0.75, without the slow pow()."""
         root = torch.addmm(
             torch.ones((), dtype=x.dtype, device=x.device), x * x, band, alpha=ALPHA / (2 * RADIUS + 1)
         ).rsqrt()
@@ -103,7 +104,7 @@ class Normalisation(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         x, band, root, scale = context.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again, which what forward kept cannot be
+        if torch.is_grad_enabled():  # for a second derivative: what forward saved has no graph
             root, scale = Normalisation.powers(x, band)
         direct = gradient * scale
         around = torch.mm(direct * x * root * root, band)

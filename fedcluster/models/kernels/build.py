@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
-FLAGS = ("-O3", "-fno-math-errno", "-fvisibility=hidden", "-shared", "-fPIC")
+FLAGS = (
+    "-O3",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-Wno-psabi",
+    "-shared",
+    "-fPIC",
+)  # psabi: no vector is passed
 NATIVE = ("-march=native",)
 NAME = "engine.so"
 TIMEOUT = 120  # seconds
