@@ -23,6 +23,7 @@ from fedcluster.runs.progress import Display
 from fedcluster.training.executors.in_process import InProcess
 from fedcluster.training.setup import build_trainer
 from tests.conftest import blobs
+from tests.federation import Federation
 from tests.flower.test_flower import plan
 
 DATA = fedcluster.Dataset(**blobs())  # 5 features, 3 classes
@@ -33,6 +34,11 @@ def head_only(shape: tuple[int, ...], classes: int) -> nn.Module:
     module = nn.Sequential(nn.Linear(shape[0], 6), nn.ReLU(), nn.Linear(6, classes))
     module[0].requires_grad_(False)
     return module
+
+
+def flat_head(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The same for pictures."""
+    return nn.Sequential(nn.Flatten(), *head_only((int(np.prod(shape)),), classes).children())
 
 
 def half_precision_body(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -171,6 +177,29 @@ def test_a_device_of_a_federation_builds_the_frozen_weights_itself(
         if init:
             with pytest.raises(BadData, match="join with --init and a copy"):
                 Device(Identity("3", str(tmp_path / "own.npz"), allow=(model,))).prepare(text)
+
+
+def test_a_federation_on_loopback_equals_the_simulation(tmp_path: Path) -> None:
+    """Devices that have a copy of model.init; the server's ledger counts what is trained."""
+    name = "tests.models.test_frozen:flat_head"
+    init = tmp_path / "init.safetensors"
+    save_file({key: torch.randn_like(one) for key, one in flat_head((1, 8, 8), 10).state_dict().items()}, init)
+    described = fedcluster.Experiment(
+        rounds=1,
+        fleet={"devices": 2, "samples": 40, "partition": "iid"},
+        clusters={"count": 1, "participation": 1.0},
+        model={"name": name, "init": str(init)},
+        local={"epochs": 2, "batch": 12, "lr": 0.1, "clip_norm": 2.0},
+    )
+    with Federation(tmp_path, described) as federation:
+        for k in range(2):
+            federation.join(k, "--allow", name, "--init", init)
+        federation.finish(federation.serve("out"), "out")
+        line = federation.lines("out", "metrics.jsonl")[-1]
+    fedcluster.run(described, tmp_path / "simulated", display=Display())
+    assert line["bytes_up"] == line["bytes_down"] == 2 * 4 * (6 * 10 + 10)
+    saved = (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert saved == (tmp_path / "simulated" / "model.safetensors").read_bytes()
 
 
 def test_the_digest_is_of_names_types_and_values() -> None:

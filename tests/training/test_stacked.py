@@ -66,7 +66,7 @@ def test_stacks_are_cut_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     setup = prepare.prepare(described(), Display())
     assert isinstance(setup.executor, InProcess)
-    monkeypatch.setattr(stacked, "ROOM", 4 * stacked.weight(setup.executor))
+    monkeypatch.setattr(stacked, "MEMORY", 4 * stacked.bytes_per_device(setup.executor))
     monkeypatch.setattr(stacked.Stacked, "flat_model", flat_model)
     cut = fedcluster.run(described(), display=Display(), cohorts="stacked")
     assert set(counts) == {4, 2}  # cohorts of six

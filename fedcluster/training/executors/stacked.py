@@ -1,8 +1,8 @@
-"""A cohort trained at once: its devices' models as rows of one tensor, their gradients by torch.func.
+"""Trains a cohort at once: the devices' models are the rows of one tensor, and torch.func computes their gradients.
 
-For a GPU, which one small model cannot fill, and for models so small that calling an operation costs more than
-running it. The algorithms are the very same: on w [devices, n] in place of [n], sums broadcast. Gradients are those
-of the sequential path up to rounding, because operations on stacked weights add up in another order.
+This is for a GPU, which one small model does not fill, and for models so small that calling an operation costs more
+than running it. The algorithms do not change: they get w of shape [devices, n] in place of [n], and sums broadcast.
+Gradients equal those of sequential training up to rounding, because batched operations add in another order.
 """
 
 import time
@@ -20,9 +20,9 @@ from fedcluster.models.optimizers import learning_rate
 from fedcluster.state import Message, Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
-ROOM = 256 * 2**20  # bytes of a stack on a CPU; on a GPU it is half of what is free
+MEMORY = 256 * 2**20  # bytes of a stack on a CPU; on a GPU it is half of the free memory
 TOLERANCE = {"float32": 1e-4, "bf16": 0.1}  # of a stacked gradient, relative to the largest number in it
-COPIES = 6  # vectors as long as the model that a device in a stack needs: w, its gradient, moments
+COPIES = 6  # vectors as long as the model for each device in a stack: w, its gradient, moments
 
 
 class StackedModel(FlatModel):
@@ -30,7 +30,7 @@ class StackedModel(FlatModel):
 
     def __init__(self, one: FlatModel, count: int) -> None:
         self.module, self.objective, self.size, self.network = one.module, one.objective, one.size, None
-        self.counters, self.noise = {}, []  # a model that counts or draws random numbers cannot be stacked
+        self.counters, self.noise = {}, []  # models with counters or random draws cannot be stacked
         self.w = one.w.repeat(count, 1)
         self.gradient = self.w.new_zeros(count, one.size)
         loss = Loss(one.module, one.objective)
@@ -46,7 +46,7 @@ class StackedModel(FlatModel):
 
 
 class StackedBatches(Batches):
-    """The batches of several devices in step with each other. All have as many steps and as many samples."""
+    """The batches of several devices, step by step. All devices have the same number of steps and of samples."""
 
     def __init__(self, devices: list[Batches]) -> None:
         first = devices[0]
@@ -70,11 +70,11 @@ def stack_of(batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 class Stacked:
-    """Trains as many devices at once as fit; those whose data or steps differ in number, in stacks of their own."""
+    """Trains as many devices at once as fit in memory. The devices of a stack have equally many samples and steps."""
 
     def __init__(self, here: InProcess) -> None:
         self.here = here
-        self.most = room(here.flat_model.device) // weight(here)
+        self.largest = max(1, memory(here.flat_model.device) // bytes_per_device(here))
         self.flat_models: dict[int, StackedModel] = {}
 
     def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
@@ -88,8 +88,8 @@ class Stacked:
 
         for _, group in groupby(sorted(batches, key=alike), key=alike):
             devices = list(group)
-            for start in range(0, len(devices), max(1, self.most)):
-                chunk = devices[start : start + max(1, self.most)]
+            for start in range(0, len(devices), self.largest):
+                chunk = devices[start : start + self.largest]
                 kept = [device_states.get(device, here.initial_device_state) for device in chunk]
                 memories = {name: torch.stack([one[name] for one in kept]) for name in here.initial_device_state}
                 together = StackedBatches([batches[device] for device in chunk])
@@ -112,12 +112,13 @@ class Stacked:
         pass
 
 
-def room(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else ROOM
+def memory(device: torch.device) -> int:
+    """The bytes that a stack may take."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else MEMORY
 
 
-def weight(here: InProcess) -> int:
-    """Bytes that one device takes in a stack: its vectors, and what a batch leaves for the backward pass."""
+def bytes_per_device(here: InProcess) -> int:
+    """The bytes of one device in a stack: its vectors, and what the forward pass keeps for the backward pass."""
     saved = 0
 
     def count(tensor: Tensor) -> Tensor:
@@ -134,7 +135,7 @@ def weight(here: InProcess) -> int:
 
 
 def sample(here: InProcess) -> tuple[Tensor, Tensor]:
-    """Two small batches of a device's data, as if of two devices."""
+    """Two small batches of a device's data, stacked as if they were of two devices."""
     rows = here.rows(0)
     batches = Batches(here.dataset, rows, here.options, here.seed, (0, 0, 0))
     x, y = stack_of([batches.gather(np.resize(half, 16)) for half in (rows, rows[::-1])])
@@ -142,7 +143,7 @@ def sample(here: InProcess) -> tuple[Tensor, Tensor]:
 
 
 def stackable(here: InProcess) -> str | None:
-    """Why this model cannot be trained in stacks; None when it can, which is tried."""
+    """Try to train this model in stacks; return why it cannot be, or None."""
     flat_model = here.flat_model
     if flat_model.size < flat_model.w.numel():
         return "it has buffers, such as running statistics"
@@ -157,12 +158,12 @@ def stackable(here: InProcess) -> str | None:
         flat_model.compute_gradient(x[row], y[row])
         difference = (together.gradient[row] - flat_model.gradient).abs().max()
         if difference > TOLERANCE[flat_model.precision] * flat_model.gradient.abs().max():
-            return f"its gradients come out differently, by {float(difference):.1e}"
+            return f"its gradients differ by {float(difference):.1e}"
     return None
 
 
 def faster(here: InProcess, cycle: Cycle, start: Message, workers: int) -> bool:
-    """Whether this cohort trains faster in a stack than by `workers` processes one after the other, by trying both."""
+    """Try both; return whether the cohort trains faster in a stack than device by device in `workers` processes."""
     stacked = Stacked(here)
     few = Cycle(cycle.round, cycle.cycle, cycle.cluster, cycle.cohort[:4], cycle.weights[:4], cycle.samples[:4])
     return seconds(stacked, cycle, start) / len(cycle.cohort) < seconds(here, few, start) / len(few.cohort) / workers
