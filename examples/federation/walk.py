@@ -82,7 +82,7 @@ def main() -> None:
             device.terminate()
         for device in devices:
             device.wait()
-    print(f"picture: {Path('out/curves.png').resolve()}")
+    print(f"Plot saved to {Path('out/curves.png').resolve()}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What all commands share: their arguments, and mistakes told in one sentence."""
+"""What all commands share: their arguments, and errors in one sentence."""
 
 import errno
 import os
@@ -22,13 +22,13 @@ Overrides = Annotated[
     list[str] | None, typer.Option("-o", metavar="KEY=VALUE", help="Override a key, e.g. -o clusters.count=5.")
 ]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder. Default: a new one under runs/.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
 
 
 @contextmanager
 def exit_on_error(goes_on: str | None = None) -> Iterator[None]:
-    """What a person can cause ends in one sentence and an exit code, not in a traceback. Interrupted or terminated, it
-    says what goes on."""
+    """End with one sentence and an exit code where a person caused the error, not with a traceback. `goes_on` is what
+    continues a command that was interrupted."""
     try:
         with terminable():
             yield
@@ -45,30 +45,28 @@ def exit_on_error(goes_on: str | None = None) -> Iterator[None]:
         typer.echo(f"fedcluster: {reason}", err=True)
         raise typer.Exit(TooLarge.exit_code) from None
     except OSError as error:
-        then = f"; free some space, and {goes_on} goes on" if error.errno in FULL and goes_on else ""
+        then = f"; free some space and continue with {goes_on}" if error.errno in FULL and goes_on else ""
         typer.echo(f"fedcluster: {error.filename or 'file system'}: {error.strerror or error}{then}", err=True)
         raise typer.Exit(5) from None
     except KeyboardInterrupt as error:
         terminated = isinstance(error, Terminated)
-        then = f", and {goes_on} goes on from it" if goes_on else ""
-        typer.echo(
-            f"fedcluster: {'terminated' if terminated else 'interrupted'}; what is written is whole{then}", err=True
-        )
+        then = f"; progress is saved, continue with {goes_on}" if goes_on else ""
+        typer.echo(f"fedcluster: {'terminated' if terminated else 'interrupted'}{then}", err=True)
         raise typer.Exit(Terminated.exit_code if terminated else 130) from None
 
 
 def one_line(text: str) -> str:
-    """What files and people gave may stand in a message: without control characters, and not too long."""
+    """A message in one line, without control characters and not too long: it may quote files and arguments."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} ... {text[-195:]}"
 
 
 def exhausted(error: Exception) -> str | None:
-    """The last catch: what is wrong where memory, depth or numbers ran out; None for other errors."""
+    """A sentence for errors of memory, recursion or overflow; None for other errors."""
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
-        return "out of memory: take a smaller model, fewer devices or clusters, or smaller batches"
+        return "out of memory: use a smaller model, fewer devices or clusters, or smaller batches"
     if isinstance(error, RecursionError):
-        return "something in the input is nested too deep to be read"
+        return "the input is nested too deeply to be read"
     if isinstance(error, OverflowError) or "without overflow" in str(error):
-        return f"a number in the input is too large to be counted with ({str(error)[:120]})"
+        return f"a number in the input is too large ({str(error)[:120]})"
     return None

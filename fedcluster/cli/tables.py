@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +12,16 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from fedcluster.algorithms.registry import Entry
     from fedcluster.analysis.compare import Comparison
+    from fedcluster.analysis.evaluate import Evaluation
     from fedcluster.analysis.fleet_report import FleetReport
     from fedcluster.analysis.plan import Plan
 
+WIDEST = 400  # characters of a line
 
-def outcomes_table(result: Comparison) -> Table:
+
+def outcomes_table(result: Comparison) -> Grid:
     from fedcluster.models.tasks import recorded_metrics
     from fedcluster.runs.plots import LABELS, X
 
@@ -53,8 +59,7 @@ def test_scores(line: dict[str, Any]) -> str:
 
 
 def reached(spent: list[float | None], last: float) -> str:
-    """What was spent by seed in one cell: the mean, or how many seeds never got there. Nothing is ever spent where
-    nothing travels."""
+    """The mean over seeds of what was spent to reach the target, or the number of seeds that never reached it."""
     there = [n for n in spent if n is not None]
     if last == 0:
         return "-"
@@ -74,7 +79,7 @@ def verdict(result: Comparison) -> list[str]:
     spent = {m: sum(lines[-1]["device_updates"] for lines in found[m].histories) for m in ("fedavg", "fedcluster")}
     unequal = (
         f"The budgets differ: FedAvg had {spent['fedavg']:,} device updates over all seeds, FedCluster "
-        f"{spent['fedcluster']:,}."
+        f"{spent['fedcluster']:,}; compare them over updates (--x updates)."
     )
     return [unequal] * (spent["fedavg"] != spent["fedcluster"]) + [
         f"FedCluster reached FedAvg's last training loss ({loss:.4f}, after {last} rounds) in rounds: "
@@ -83,7 +88,7 @@ def verdict(result: Comparison) -> list[str]:
     ]
 
 
-def plan_table(found: Plan) -> Table:
+def plan_table(found: Plan) -> Grid:
     rows = []
     for K, (members, ends) in enumerate(zip(found.clusters.members, found.offsets, strict=True)):
         row = [str(K), f"{len(members):,}"]
@@ -101,7 +106,7 @@ def clock_time(hours: float) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}"
 
 
-def devices_table(found: FleetReport) -> Table:
+def devices_table(found: FleetReport) -> Grid:
     sizes, weights = found.fleet.sizes, found.fleet.weights
     top = found.label_counts.max(axis=1) / found.label_counts.sum(axis=1)
     rows = [
@@ -111,7 +116,8 @@ def devices_table(found: FleetReport) -> Table:
     return ruled([f"{len(sizes):,} devices", "least", "mean", "most"], rows)
 
 
-def clusters_table(found: FleetReport) -> Table:
+def clusters_table(found: FleetReport) -> Grid:
+    """The clusters, and the percentage of each class (of the first ten) in their samples."""
     groups, mix = found.clusters, found.cluster_label_shares()
     shown = min(mix.shape[1], 10)
     rows = [
@@ -120,24 +126,110 @@ def clusters_table(found: FleetReport) -> Table:
             f"{len(members):,}",
             f"{found.fleet.sizes[members].sum():,}",
             f"{q:.4f}",
-            *(f"{x:.1%}" for x in mix[K][:shown]),
+            *(f"{100 * x:.1f}" for x in mix[K][:shown]),
         ]
         for K, (members, q) in enumerate(zip(groups.members, groups.weights(found.fleet), strict=True))
     ]
-    return ruled(["cluster", "devices", "samples", "q_K", *(f"class {c}" for c in range(shown))], rows)
+    return ruled(["cluster", "devices", "samples", "q_K", *(f"% {c}" for c in range(shown))], rows)
 
 
-def ruled(columns: list[str], rows: list[list[str]], left: int = 1) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="left" if number < left else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
+def algorithms_table(entries: list[Entry]) -> Grid:
+    columns = ["algorithm.name", "options", "server keeps", "device keeps", "messages", "downloads", "uploads"]
+    rows = [
+        [
+            entry.name,
+            listed(entry.options),
+            listed(entry.server_keeps),
+            listed(entry.device_keeps),
+            f"{len(entry.down)} down, {len(entry.up)} up",
+            " then ".join(map(listed, entry.down)),
+            " then ".join(map(listed, entry.up)),
+            listed(entry.optimizers),
+        ]
+        for entry in entries
+    ]
+    return ruled([*columns, "optimizer"], rows, left=len(columns) + 1)
 
 
-def show(table: Table) -> None:
-    """Never wrapped: a table that is wider than the terminal keeps its lines."""
+def listed(names: list[str]) -> str:
+    return ", ".join(names) or "-"
+
+
+def scores_table(found: Evaluation) -> Grid:
+    rows = [["loss", f"{found.scores['loss']:.4f}"]]
+    rows += [[metric.label, metric.text(found.scores[metric.name])] for metric in found.shown()]
+    return ruled(["score", "value"], rows)
+
+
+def distribution_table(found: Evaluation) -> Grid:
+    """How scores are distributed over devices."""
+    rows = []
+    for name, text in found.texts().items():
+        spread = found.summary[name]
+        variance = "-" if spread["variance"] is None else f"{spread['variance']:.4g}"
+        rows.append([name.replace("_", " "), text(spread["mean"]), text(spread["worst_decile"]), variance])
+    return ruled([f"{found.summary['devices']:,} devices", "mean", "worst decile", "variance"], rows)
+
+
+def cluster_scores_table(found: Evaluation) -> Grid:
+    """The mean scores of each cluster's devices."""
+    texts = found.texts()
+    rows = [
+        [
+            str(one["cluster"]) if one["cluster"] >= 0 else "none",
+            f"{one['devices']:,}",
+            *(text(one[name]) for name, text in texts.items()),
+        ]
+        for one in found.summary["clusters"]
+    ]
+    return ruled(["cluster", "devices", *(f"mean {name.replace('_', ' ')}" for name in texts)], rows)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cells of a table. The first `left` columns are aligned to the left."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    left: int = 1
+
+    def render(self, space: int = 1) -> Table:
+        """With this much space on either side of a cell."""
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, space), collapse_padding=space == 0, pad_edge=space > 0)
+        for number, name in enumerate(self.columns):
+            table.add_column(name, justify="left" if number < self.left else "right", no_wrap=True)
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def transposed(self) -> Grid:
+        """A column for each row, for a few rows with many cells."""
+        columns, *rows = zip(self.columns, *self.rows, strict=True)
+        return Grid(list(columns), [list(row) for row in rows])
+
+    def stacked(self) -> list[Grid]:
+        """A table of two columns for each row."""
+        return [
+            Grid([self.columns[0], row[0]], list(map(list, zip(self.columns, row, strict=True)))[1:], 2)
+            for row in self.rows
+        ]
+
+
+def ruled(columns: list[str], rows: list[list[str]], left: int = 1) -> Grid:
+    return Grid(columns, rows, left)
+
+
+def show(grid: Grid) -> None:
+    """Print a table so that it fits the terminal: with less space, then transposed, then a table for each row. A file
+    or a pipe has no width: there a row stays a line."""
     console = Console(highlight=False)
-    console.width = max(console.width, console.measure(table, options=console.options.update(max_width=400)).maximum)
-    console.print(table)
+    limit = console.width if console.is_terminal or "COLUMNS" in os.environ else WIDEST
+
+    def width(table: Table) -> int:
+        return console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
+
+    forms = [[grid.render()], [grid.render(space=0)], [grid.transposed().render()]]
+    forms = [tables for tables in forms if width(tables[0]) <= limit] or [[one.render() for one in grid.stacked()]]
+    for table in forms[0]:
+        console.width = max(console.width, width(table))
+        console.print(table)

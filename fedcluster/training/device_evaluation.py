@@ -17,9 +17,11 @@ from fedcluster.training.executors.distributed import all_reduce_table, rank_and
 
 
 class DeviceEvaluation(Protocol):
-    """Scores devices in the rounds in which this is due: None, or a line of devices.jsonl and its summary."""
+    """Scores devices: a line of devices.jsonl, and its summary. Called, it does so only in the rounds in which this is
+    due."""
 
     def __call__(self, w: Tensor, round: int) -> tuple[Line, dict[str, Any]] | None: ...
+    def measure(self, w: Tensor, round: int) -> tuple[Line, dict[str, Any]]: ...
 
 
 class DeviceEvaluator:

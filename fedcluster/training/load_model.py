@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from torch import nn
+from torch import Tensor, nn
 
 from fedcluster.errors import BadRun, FedClusterError
 from fedcluster.experiment import Experiment, parse, read
@@ -24,20 +24,10 @@ def load_model(run: str | Path, best: bool = False, allow: tuple[str, ...] = ())
     run's experiment names (`package.module:name`): it is imported only if `allow` has this name. The module takes
     samples as training saw them: see `Dataset.inputs`.
     """
-    folder, name = Path(run), BEST if best else MODEL
-    facts = run_facts(folder)
-    digests, data = facts.get("finished"), facts.get("data")
-    if not isinstance(digests, dict) or not isinstance(data, dict):
-        raise BadRun(f"{folder} does not hold a finished run: finish it with --resume")
-    if name not in digests:
-        raise BadRun(f"{folder} has no {name}: the run did not keep its best model (eval.best)")
-    try:
-        content = (folder / name).read_bytes()
-        whole = sha256(content).hexdigest() == digests[name]
-    except OSError:
-        whole = False
-    if not whole:
-        raise BadRun(f"{folder / name} is missing or altered since the run finished: put it back from a copy")
+    folder = Path(run)
+    tensors, data = saved_tensors(folder, best), run_facts(folder).get("data")
+    if not isinstance(data, dict):
+        raise BadRun(f"{folder} was written by fedcluster 0.1, which did not note the shape of its samples")
     keys: dict[str, Any] = parse(read(folder / "experiment.toml"), str(folder / "experiment.toml"))
     given = keys.get("model", {}).get("name")
     if isinstance(given, str) and OWN_CODE.fullmatch(given) and given not in allow:
@@ -45,9 +35,25 @@ def load_model(run: str | Path, best: bool = False, allow: tuple[str, ...] = ())
     experiment = Experiment(seed=keys.get("seed", 0), model={"name": given} if given else {})
     try:
         module = zoo.build(experiment.model.name, tuple(data["shape"]), int(data["classes"]), experiment.seed)
-        module.load_state_dict(load_tensors(content))
+        module.load_state_dict(tensors)
     except FedClusterError:
         raise
-    except (SafetensorError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise BadRun(f"{folder / name} does not fit the run's model ({str(error).splitlines()[0]})") from None
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise BadRun(f"the saved model does not fit the model of {folder} ({str(error).splitlines()[0]})") from None
     return module.eval()
+
+
+def saved_tensors(folder: Path, best: bool = False) -> dict[str, Tensor]:
+    """The state dict that a finished run saved, checked against the digest that it noted."""
+    name, digests = BEST if best else MODEL, run_facts(folder).get("finished")
+    if not isinstance(digests, dict):
+        raise BadRun(f"{folder} does not hold a finished run: finish it with --resume")
+    if name not in digests:
+        raise BadRun(f"{folder} has no {name}: the run did not keep its best model (eval.best)")
+    try:
+        content = (folder / name).read_bytes()
+        if sha256(content).hexdigest() == digests[name]:
+            return load_tensors(content)
+    except (OSError, SafetensorError):
+        pass
+    raise BadRun(f"{folder / name} is missing or altered since the run finished: put it back from a copy")

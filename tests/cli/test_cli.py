@@ -291,5 +291,5 @@ def test_interrupt_leaves_what_can_be_resumed(write_experiment: Write, tmp_path:
         process.send_signal(2)
         _, said = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert "--resume goes on from it" in said
+    assert "progress is saved, continue with --resume" in said
     assert "Traceback" not in said

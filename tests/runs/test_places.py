@@ -117,7 +117,7 @@ def test_a_run_that_runs_out_of_room_names_the_file_and_is_resumed(tmp_path: Pat
     assert done.returncode == 5
     name = str(tmp_path / "out" / "cycles.jsonl")
     assert done.stderr.splitlines()[-1] == (
-        f"fedcluster: {name}: File too large; free some space, and --resume goes on"
+        f"fedcluster: {name}: File too large; free some space and continue with --resume"
     )
     assert "Traceback" not in done.stderr
     fedcluster.run(fedcluster.load(path), tmp_path / "out", resume=True, display=Display())

@@ -1,0 +1,101 @@
+"""Scores of a run's model: on its test data, on other data, and by device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedcluster.data import sources
+from fedcluster.data.dataset import Dataset
+from fedcluster.errors import BadData, BadExperiment, BadRun
+from fedcluster.experiment import load
+from fedcluster.models.tasks import Metric
+from fedcluster.runs.devices import TABLE, score_names, write_table
+from fedcluster.runs.directory import BEST
+from fedcluster.runs.metrics import METRICS, Line, read_lines
+from fedcluster.runs.plots import device_plot
+from fedcluster.runs.progress import Spoken
+from fedcluster.training.best_model import stored_round
+from fedcluster.training.load_model import saved_tensors
+from fedcluster.training.setup import Setup, prepare
+from fedcluster.training.threads import repeatable
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of a model on the test part of a data set, and, where devices were scored, theirs: a line of
+    devices.jsonl and its summary."""
+
+    data: str
+    samples: int
+    round: int
+    scores: dict[str, float]
+    metrics: list[Metric]
+    names: Any = None  # of the devices
+    by_device: Line | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    def shown(self) -> list[Metric]:
+        """The metrics that have one value."""
+        return [metric for metric in self.metrics if metric.name in self.scores]
+
+    def texts(self) -> dict[str, Callable[[float | None], str]]:
+        """How the scores of devices are written, by name."""
+        assert self.by_device is not None
+        known = {metric.name: metric for metric in self.metrics}
+
+        def writer(name: str) -> Callable[[float | None], str]:
+            text = known[name].text if name in known else "{:.4f}".format
+            return lambda value: "-" if value is None else text(value)
+
+        return {name: writer(name) for name in score_names(self.by_device)}
+
+
+def evaluate(
+    run: Path, data: str | None, devices: bool, best: bool, workers: int, say: Callable[[str], None]
+) -> Evaluation:
+    """Score a run's model. Other data are prepared as the run's own data were."""
+    tensors, experiment = saved_tensors(run, best), load(run / "experiment.toml")
+    with repeatable():
+        setup = prepare(experiment, Spoken())
+        setup.evaluate.threads = workers
+        if devices and setup.evaluate_devices is None:
+            raise BadExperiment(
+                "--devices needs held-out samples, and the run was not given any: fleet.test_share is 0"
+            )
+        assert setup.dataset is not None
+        tested = setup.dataset if data is None else other_data(setup, data, say)
+        try:
+            w = setup.flat_model.from_state_dict(tensors)
+        except ValueError as error:
+            raise BadRun(f"the saved model does not fit the model of {run} ({error})") from None
+        round = stored_round(run / BEST) if best else len(read_lines(run / METRICS))
+        setup.evaluate.load(w)
+        setup.evaluate.dataset = tested
+        scores = setup.evaluate.scores(setup.evaluate.shared, tested.x_test, tested.y_test, setup.evaluate.metrics)
+        line, summary = setup.evaluate_devices.measure(w, round) if devices and setup.evaluate_devices else (None, {})
+    metrics = list(setup.evaluate.metrics)
+    return Evaluation(tested.name, len(tested.y_test), round, scores, metrics, setup.fleet.names, line, summary)
+
+
+def other_data(setup: Setup, name: str, say: Callable[[str], None]) -> Dataset:
+    """Another data set, standardised with the numbers of the one that the model was trained on."""
+    trained, other = setup.dataset, sources.open_dataset(name, say)
+    assert trained is not None
+    if other.shape != trained.shape or other.classes > trained.classes or other.x_test.dtype != trained.x_test.dtype:
+        raise BadData(
+            f"--data: {other.name} has samples {list(other.shape)} of {other.classes} classes ({other.x_test.dtype}), "
+            f"but the model was trained on {list(trained.shape)} of {trained.classes} ({trained.x_test.dtype})"
+        )
+    if trained.scale is None or trained.shift is None:
+        return other
+    return other.standardised(trained.scale.reshape(-1).tolist(), trained.shift.reshape(-1).tolist())
+
+
+def write(found: Evaluation, out: Path) -> list[Path]:
+    """The scores of the devices as a table, and their distribution as a plot."""
+    assert found.by_device is not None
+    out.mkdir(parents=True, exist_ok=True)
+    write_table([found.by_device], out / TABLE, found.names)
+    device_plot([found.by_device], out / "devices.png", found.metrics, title=found.data)
+    return [out / TABLE, out / "devices.png"]

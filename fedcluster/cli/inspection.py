@@ -1,0 +1,163 @@
+"""The commands that look at a fleet, its clusters and the theory before training."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcluster.cli.common import ExperimentFile, Out, Overrides, exit_on_error
+
+
+def partition(experiment: ExperimentFile, o: Overrides = None, out: Out = None) -> None:
+    """Show the fleet and its clusters: sizes, weights and labels."""
+    with exit_on_error():
+        from fedcluster.cli import tables
+        from fedcluster.experiment import load
+
+        described = load(experiment, o)
+        from fedcluster.analysis import fleet_report
+        from fedcluster.runs.directory import fresh
+        from fedcluster.runs.progress import Spoken
+
+        found = fleet_report.build(described, Spoken())
+        files = fleet_report.write(found, out or fresh(f"partition-{experiment.stem}"))
+        tables.show(tables.devices_table(found))
+        tables.show(tables.clusters_table(found))
+        written(files)
+
+
+def plan(
+    fleet: Annotated[Path, typer.Argument(metavar="FLEET", help="Fleet file, CSV or Parquet.", show_default=False)],
+    count: Annotated[int, typer.Option(min=1, help="Number of clusters, M.")],
+    availability: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Trace of when devices are available.", show_default=False)
+    ] = None,
+    soft: Annotated[bool, typer.Option("--soft", help="Allow a device in two neighbouring slots.")] = False,
+    free_seconds: Annotated[float, typer.Option(help="How long a device must be available in its slot.")] = 600.0,
+    trace_format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="intervals, state_changes, flash, fedscale or package.module:function. Default: from the content.",
+            show_default=False,
+        ),
+    ] = None,
+    date: Annotated[str, typer.Option(help="Day on which UTC offsets of time zones are taken.")] = "2026-01-01",
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, metavar="INTEGER", help="Seed of random choices.")] = 0,
+    out: Out = None,
+) -> None:
+    """Show the timetable of a fleet before training: by time zone or, with a trace, by availability."""
+    with exit_on_error():
+        from fedcluster.analysis import plan as plans
+        from fedcluster.cli import tables
+        from fedcluster.runs.directory import fresh
+
+        found = plans.plan(fleet, availability, count, soft, seed, date, free_seconds, trace_format)
+        files = plans.write(found, out or fresh(f"plan-{fleet.stem}"))
+        tables.show(tables.plan_table(found))
+        left, devices = found.clusters.left_out(), len(found.fleet)
+        if found.coverage is not None:
+            typer.echo(
+                f"{left:,} of {devices:,} devices ({left / devices:.1%}) are never available long enough and are in no "
+                "cluster"
+            )
+            if found.clusters.count < count:
+                empty = count - found.clusters.count
+                typer.echo(f"no device is available in {empty} of {count} slots, which have no cluster")
+        if found.inequality:
+            typer.echo(found.inequality)
+        written(files)
+
+
+def analyze(
+    experiment: ExperimentFile,
+    o: Overrides = None,
+    at: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="CHECKPOINT", help="Also measure at this model: a run, a checkpoint or a model file."),
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Squared gradient norm to reach. Default: a tenth of that at the start.", show_default=False),
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Measure heterogeneity and the theorem's other constants, and compute its bound."""
+    with exit_on_error():
+        from fedcluster.cli import tables
+        from fedcluster.experiment import load
+
+        described = load(experiment, o)
+        if epsilon is not None and not 0 < epsilon < float("inf"):
+            raise typer.BadParameter("--epsilon must be above 0, and finite")
+        from fedcluster.analysis import analyze as analyses
+        from fedcluster.analysis import analyze_report
+        from fedcluster.runs.directory import fresh
+        from fedcluster.runs.progress import Spoken
+        from fedcluster.training.executors.processes import cores
+
+        found = analyses.analyze(described, at, epsilon, Spoken(), cores())
+        files = analyze_report.write(found, out or fresh(f"analyze-{experiment.stem}"))
+        for sentence in [*analyze_report.headline(found), *found.remarks]:
+            typer.echo(sentence)
+        for table in analyze_report.points_tables(found):
+            tables.show(tables.ruled(*table))
+        tables.show(tables.ruled(*analyze_report.bounds_table(found)))
+        written(files)
+
+
+def advise(
+    experiment: ExperimentFile,
+    o: Overrides = None,
+    pilot: Annotated[bool, typer.Option("--pilot", help="Check the advice by short runs at the three best M.")] = False,
+    out: Out = None,
+) -> None:
+    """Recommend a number of clusters and a clustering."""
+    with exit_on_error():
+        from fedcluster.cli import tables
+        from fedcluster.experiment import load
+
+        described = load(experiment, o)
+        from fedcluster.analysis import advise as advisor
+        from fedcluster.analysis import advise_report
+        from fedcluster.runs.directory import fresh
+        from fedcluster.runs.progress import Spoken, stages
+        from fedcluster.training.executors.processes import cores
+
+        folder = out or fresh(f"advise-{experiment.stem}")
+
+        def run_pilots(counts: list[int]) -> list[advisor.Pilot]:
+            with stages() as progress:
+                return advisor.run_pilots(described, counts, folder, cores(), progress)
+
+        found = advisor.advise(described, Spoken(), run_pilots if pilot else None, cores())
+        files = advise_report.write(found, described.clusters.participation, folder)
+        for sentence in [*found.remarks, *advise_report.verdict(found, described.clusters.participation)]:
+            typer.echo(sentence)
+        tables.show(tables.ruled(*advise_report.table(found.candidates, str(described.clusters.method))))
+        if found.alternatives:
+            tables.show(tables.ruled(*advise_report.table(found.alternatives, f"at M = {found.recommended}")))
+        written(files)
+
+
+def algorithms() -> None:
+    """List the federated algorithms: options, what server and devices keep, messages, and papers."""
+    with exit_on_error():
+        from fedcluster.algorithms import registry
+        from fedcluster.cli import tables
+
+        found = registry.entries()
+        tables.show(tables.algorithms_table(found))
+        for paper in dict.fromkeys(entry.paper for entry in found):
+            typer.echo(paper)
+        typer.echo(
+            "\nMessages are those of one device in one round. More than one download or upload exceeds\n"
+            "FedCluster's budget: the run says so, and run --strict-budget refuses it. With any\n"
+            "algorithm, server.optimizer may be avgm, adagrad, adam or yogi. The table is for\n"
+            "local.optimizer = sgd: with momentum or adam, mime and mimelite keep and send statistics\n"
+            "(m, or m, v and t), and mimelite uploads a gradient as well."
+        )
+
+
+def written(files: list[Path]) -> None:
+    typer.echo("Written: " + ", ".join(map(str, files)))
