@@ -60,9 +60,7 @@ def evaluate(
         setup = prepare(experiment, Spoken())
         setup.evaluate.threads = workers
         if devices and setup.evaluate_devices is None:
-            raise BadExperiment(
-                "--devices needs held-out samples, and the run was not given any: fleet.test_share is 0"
-            )
+            raise BadExperiment("--devices needs samples that devices hold out, but the run's fleet.test_share is 0")
         assert setup.dataset is not None
         tested = setup.dataset if data is None else other_data(setup, data, say)
         try:

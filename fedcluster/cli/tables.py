@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fedcluster.analysis.plan import Plan
 
 WIDEST = 400  # characters of a line
+FEW = 4  # rows that may become columns
 
 
 def outcomes_table(result: Comparison) -> Grid:
@@ -126,7 +128,7 @@ def clusters_table(found: FleetReport) -> Grid:
             f"{len(members):,}",
             f"{found.fleet.sizes[members].sum():,}",
             f"{q:.4f}",
-            *(f"{100 * x:.1f}" for x in mix[K][:shown]),
+            *(f"{100 * x:.0f}" for x in mix[K][:shown]),
         ]
         for K, (members, q) in enumerate(zip(groups.members, groups.weights(found.fleet), strict=True))
     ]
@@ -207,12 +209,11 @@ class Grid:
         columns, *rows = zip(self.columns, *self.rows, strict=True)
         return Grid(list(columns), [list(row) for row in rows])
 
-    def stacked(self) -> list[Grid]:
-        """A table of two columns for each row."""
-        return [
-            Grid([self.columns[0], row[0]], list(map(list, zip(self.columns, row, strict=True)))[1:], 2)
-            for row in self.rows
-        ]
+    def part(self, chosen: list[int]) -> Grid:
+        """The first column and the chosen ones."""
+        at = [0, *chosen]
+        left = sum(number < self.left for number in at)
+        return Grid([self.columns[n] for n in at], [[row[n] for n in at] for row in self.rows], left)
 
 
 def ruled(columns: list[str], rows: list[list[str]], left: int = 1) -> Grid:
@@ -220,16 +221,31 @@ def ruled(columns: list[str], rows: list[list[str]], left: int = 1) -> Grid:
 
 
 def show(grid: Grid) -> None:
-    """Print a table so that it fits the terminal: with less space, then transposed, then a table for each row. A file
-    or a pipe has no width: there a row stays a line."""
+    """Print a table so that it fits the terminal: with less space, a few rows as columns, or in several tables of some
+    columns each. In a file or a pipe, which have no width, a row stays a line."""
     console = Console(highlight=False)
     limit = console.width if console.is_terminal or "COLUMNS" in os.environ else WIDEST
 
     def width(table: Table) -> int:
         return console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
 
-    forms = [[grid.render()], [grid.render(space=0)], [grid.transposed().render()]]
-    forms = [tables for tables in forms if width(tables[0]) <= limit] or [[one.render() for one in grid.stacked()]]
-    for table in forms[0]:
+    forms = [grid.render(), grid.render(space=0)]
+    if len(grid.rows) <= FEW:
+        forms.append(grid.transposed().render())
+    fitting = [table for table in forms if width(table) <= limit][:1]
+    for table in fitting or split(grid, lambda table: width(table) <= limit):
         console.width = max(console.width, width(table))
         console.print(table)
+
+
+def split(grid: Grid, fits: Callable[[Table], bool]) -> list[Table]:
+    """Tables of as many columns as fit, each with the first column."""
+    tables: list[Table] = []
+    start = 1
+    while start < len(grid.columns):
+        end = start + 1
+        while end < len(grid.columns) and fits(grid.part(list(range(start, end + 1))).render()):
+            end += 1
+        tables.append(grid.part(list(range(start, end))).render())
+        start = end
+    return tables

@@ -237,7 +237,7 @@ def test_a_plan_is_taken_back_by_a_run(soft: bool, here: Here, write_experiment:
     code, text, err = here(*words)
     assert code == 0, err
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"clusters.csv", "plan.png"}
-    assert "1 of 6 devices (16.7%) are never free long enough" in text
+    assert "1 of 6 devices (16.7%) are never available long enough" in text
     rows = (tmp_path / "out" / "clusters.csv").read_text().splitlines()
     assert rows[-1] == ("nowhere,none,none" if soft else "nowhere,none")
     keys = {
@@ -293,3 +293,31 @@ def test_interrupt_leaves_what_can_be_resumed(write_experiment: Write, tmp_path:
     assert process.returncode == 130
     assert "progress is saved, continue with --resume" in said
     assert "Traceback" not in said
+
+
+def test_evaluate_scores_a_run_again(here: Here, write_experiment: Write, tmp_path: Path) -> None:
+    keys = {"fleet": {"devices": 12, "samples": 20, "test_share": 0.2}, "eval": {"every": 1, "best": "test_loss"}}
+    assert here("run", write_experiment(**keys), "--out", "out")[0] == 0
+    last = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[-1])
+    code, text, err = here("evaluate", "out", "--devices", "--out", "scores")
+    assert code == 0, err
+    for said in ("359 test samples of digits, model of round 3", f"{last['test_loss']:.4f}", "worst decile", "cluster"):
+        assert said in text
+    assert f"{last['by_device']['accuracy']['mean']:.2%}" in text
+    assert {path.name for path in (tmp_path / "scores").iterdir()} == {"devices.parquet", "devices.png"}
+    assert "model of round" in here("evaluate", "out", "--best")[1]
+    assert here("evaluate", "out", "--data", "digits")[1] == here("evaluate", "out")[1]
+
+
+def test_evaluate_says_what_it_cannot_do(here: Here, write_experiment: Write, tmp_path: Path) -> None:
+    assert here("run", write_experiment(), "--out", "out")[0] == 0
+    np.savez(tmp_path / "data.npz", **blobs())
+    for words, code, said in (
+        (["none"], 5, "does not hold a finished run"),
+        (["out", "--devices"], 2, "the run's fleet.test_share is 0"),
+        (["out", "--best"], 5, "did not keep its best model"),
+        (["out", "--data", "data.npz"], 3, "has samples [5] of 3 classes"),
+        (["out", "--data", "digits", "--devices"], 2, "leave out --data"),
+    ):
+        ended, _, err = here("evaluate", *words)
+        assert (ended, said in " ".join(err.replace("│", " ").split())) == (code, True), err
