@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedcluster.analysis.jobs import Job, run_all
-from fedcluster.analysis.tuning import best_rates
+from fedcluster.analysis.tuning import TUNING_SEEDS, best_rates
 from fedcluster.data import sources
 from fedcluster.errors import BadExperiment, BadRun, Diverged
 from fedcluster.experiment import Experiment, changes, parse, read
@@ -60,17 +60,18 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Methods:
-    """The experiments of the methods. `participation` is FedAvg's share of all devices, for the same budget."""
+    """The experiments of the methods. `participation` is, by seed, FedAvg's share of all devices for the same budget:
+    clusters may differ in size, and leave out devices, by seed."""
 
     experiment: Experiment
     clusters: int
-    participation: float
+    participation: dict[int, float]
 
     def variant(self, method: str, lr: float, seed: int) -> Experiment:
         """The experiment by another method. FedAvg has one cluster of all devices."""
         keys: dict[str, Any] = {"seed": seed, "local.lr": lr, "method": "fedcluster"}
         if method == "fedavg":
-            one_cluster = {"method": "random", "count": 1, "soft": False, "participation": self.participation}
+            one_cluster = {"method": "random", "count": 1, "soft": False, "participation": self.participation[seed]}
             keys |= {f"clusters.{key}": value for key, value in one_cluster.items()}
         if method == "centralized":
             keys |= {"method": "centralized"}
@@ -97,12 +98,12 @@ def compare(
     """
     leave_if_importing()
     check_options(experiment, methods, seeds, lr, workers, x)
-    described = describe(experiment)
+    all_seeds = range(experiment.seed, experiment.seed + seeds)
+    described = describe(experiment, [*all_seeds, *(TUNING_SEEDS if lr == "tuned" else ())])
     with nullcontext(out) if out is not None else tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare_folder(folder, experiment, resume or out is None)
         rates = learning_rates(described, methods, lr, folder, workers, progress)
-        all_seeds = range(experiment.seed, experiment.seed + seeds)
         jobs = {
             method: [Job(f"{method}-seed{seed}", described.variant(method, rates[method], seed)) for seed in all_seeds]
             for method in methods
@@ -141,13 +142,18 @@ def check_options(experiment: Experiment, methods: Sequence[str], seeds: int, lr
         raise BadExperiment("comparing over time needs simulated time: add a section [clock] to the experiment")
 
 
-def describe(experiment: Experiment) -> Methods:
-    """Build the fleet and its clusters to find M, and the participation that gives FedAvg as many updates a round."""
-    devices, _ = fleet.build(experiment.fleet, sources.open_dataset(experiment.data.name), experiment.seed)
-    groups = clusters.build(experiment.clusters, devices, experiment.seed)
-    updates = Schedule(experiment.clusters, devices, groups, experiment.seed).cohort_size()
-    participation = fedavg_participation(experiment.clusters.participation, updates, len(devices))
-    return Methods(experiment, groups.count, participation)
+def describe(experiment: Experiment, seeds: Sequence[int]) -> Methods:
+    """Build the fleet and its clusters for every seed to find M (that of the first seed), and the participation that
+    gives FedAvg as many updates a round."""
+    dataset, share = sources.open_dataset(experiment.data.name), experiment.clusters.participation
+    counts, participation = [], {}
+    for seed in seeds:
+        devices, _ = fleet.build(experiment.fleet, dataset, seed)
+        groups = clusters.build(experiment.clusters, devices, seed)
+        counts.append(groups.count)
+        updates = Schedule(experiment.clusters, devices, groups, seed).cohort_size()
+        participation[seed] = fedavg_participation(share, updates, len(devices))
+    return Methods(experiment, counts[0], participation)
 
 
 def fedavg_participation(participation: float, updates: int, devices: int) -> float:

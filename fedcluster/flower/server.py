@@ -26,7 +26,8 @@ from fedcluster.flower.transport import Notifier
 from fedcluster.runs.directory import Folder, fresh
 from fedcluster.runs.ledger import size
 from fedcluster.runs.progress import Display, suited
-from fedcluster.training.callbacks import CallbackList, Progress
+from fedcluster.training.best_model import keep_best
+from fedcluster.training.callbacks import CallbackList, Progress, stop_rule
 from fedcluster.training.checkpoints import Checkpoints
 from fedcluster.training.description import describe, over_budget
 from fedcluster.training.loop import train
@@ -96,6 +97,10 @@ def check(experiment: Experiment) -> None:
         raise BadExperiment(
             'clusters.features = "gradients" needs all data in one place: take "labels", and join with --tell-labels'
         )
+    if experiment.fleet.test_share:
+        raise BadExperiment(
+            "fleet.test_share holds out samples in a simulation only: leave it out, and keep test data on the devices"
+        )
     if experiment.clusters.soft:
         raise BadExperiment("clusters.soft: on a federation's roster a device is in one cluster: leave it out")
 
@@ -130,6 +135,7 @@ def deploy(
         display.announce("\n".join([plan_of(registry), *registry.claims()]))
         if not folder.begun:
             registry.save()
+        rules, keeping = stop_rule(setup), keep_best(setup, folder, display.say)
         state, record, kept = begin(setup, folder, display)
         recorder = Recorder(folder.path, kept, repeats=True)
         # a device keeps its state from before and after its latest cycle only, so the server must not fall further back
@@ -137,8 +143,11 @@ def deploy(
         if state.cycle:
             schedule.begun = state.round
         with closing(recorder):
-            own = [recorder, Progress(display, setup.schedule.name), saving]
-            state = train(setup, record, state, CallbackList(own, saved=True))
+            own = [recorder, Progress(display, setup.schedule.name), *keeping, saving]
+            watching = CallbackList(own, rules, saved=True)
+            state = train(setup, record, state, watching)
+        if watching.stopped:
+            display.say(f"stopped after round {state.round}: {watching.stopped}")
         finish(folder, setup, state, record.history)
         setup.flat_model.load(state.model)
         return Result(record.history, setup.flat_model.module, folder.path)

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+import numpy as np
 import pytest
 
 import fedcluster
@@ -51,11 +53,27 @@ def test_every_method_has_the_same_device_updates(devices: int, count: int, part
     assert not any("budgets differ" in text for text in verdict(result))
 
 
+def some_left_out(fleet: Any, rng: Any, options: Any) -> Any:
+    """Three clusters of some devices: how many depends on the seed."""
+    clusters = np.arange(len(fleet)) % 3
+    clusters[rng.choice(len(fleet), int(rng.integers(1, 7)), replace=False)] = -1
+    return clusters
+
+
+def test_budgets_are_equal_on_every_seed_where_clusters_differ() -> None:
+    keys = {"fleet": {"devices": 30, "samples": 20}, "clusters": {"method": some_left_out, "count": 3}}
+    experiment = SMALL.override(**keys, rounds=1)
+    result = fedcluster.compare(experiment, ["fedavg", "fedcluster"], seeds=3)
+    updates = [[lines[-1]["device_updates"] for lines in outcome.histories] for outcome in result.outcomes]
+    assert updates[0] == updates[1]
+    assert len(set(updates[0])) > 1
+
+
 def test_unequal_budgets_are_said() -> None:
     line = {"round": 1, "train_loss": 1.0}
     outcomes = [Outcome(m, 0.1, 1, [[line | {"device_updates": n}]]) for m, n in (("fedavg", 4), ("fedcluster", 6))]
     said = verdict(Comparison(outcomes, 1.0, "equal"))
-    assert "FedAvg had 4 device updates over all seeds, FedCluster 6." in said[0]
+    assert "FedAvg had 4 device updates over all seeds, FedCluster 6; compare them over updates" in said[0]
 
 
 def test_tuned_rates_come_from_other_seeds_and_skip_what_diverges(tmp_path: Path) -> None:
