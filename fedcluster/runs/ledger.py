@@ -30,8 +30,8 @@ class Ledger:
         self.broadcast = 0  # bytes of the latest one
 
     def send(self, cycle: Cycle, message: Message, phase: int = 0) -> None:
-        """The cohort downloads the broadcast. Further exchanges of a turn are counted, not refused: the run has said
-        that its algorithm needs them."""
+        """Count the downloads of a cohort. Those of later phases are counted, not refused: the run has reported that
+        its algorithm needs them."""
         if not len(self.downloads):
             return
         if phase == 0:
@@ -66,7 +66,8 @@ class Ledger:
         self.missing = sorted({*self.missing, *waiting})
 
     def fail(self, devices: Ints, part: list[Ints]) -> None:
-        """A cycle has failed: what travelled is counted, but it is nobody's turn of this round. `part` is as before."""
+        """Let the devices of a failed cycle take part again in this round. What was sent stays counted. `part` is what
+        `part` returned before the cycle."""
         self.last_download[devices], self.last_upload[devices] = part[2:]
 
     def refuse(self, update: Update, reason: str, diverged: bool) -> None:
@@ -96,7 +97,7 @@ class Ledger:
         return self.downloads, self.uploads, self.last_download, self.last_upload
 
     def part(self, devices: Ints) -> list[Ints]:
-        """A copy of what is on the books of these devices."""
+        """A copy of the rows of these devices."""
         return [column[devices] for column in self.columns] if len(self.downloads) else []
 
     def put_back(self, devices: Ints, part: list[Ints]) -> None:
@@ -104,7 +105,7 @@ class Ledger:
             column[devices] = values
 
     def to_array(self) -> NDArray[np.int64]:
-        """The devices that ever took part, a column each."""
+        """The devices that ever took part: their numbers, then the columns."""
         active = np.flatnonzero(self.downloads)
         return np.stack([active, *(column[active] for column in self.columns)])
 

@@ -1,7 +1,7 @@
 """The record of a run: one JSON line per round and one per cycle. Everything else is made from these lines.
 
-Every checkpoint holds the length and the SHA-256 of both files as they were when it was written. A resumed run keeps
-exactly these bytes, and does not continue a record that was altered.
+A checkpoint holds the length and the SHA-256 of each file as it was when the checkpoint was written. A resumed run keeps
+exactly these bytes, and refuses files that were altered.
 """
 
 import json
@@ -24,7 +24,7 @@ METRICS, CYCLES = "metrics.jsonl", "cycles.jsonl"
 
 
 class Kept(NamedTuple):
-    """The beginning of a file of lines that a resumed run continues: as lines, and as the bytes that they are."""
+    """The beginning of a file of lines that a resumed run keeps: the lines, and their bytes."""
 
     lines: list[Line]
     content: bytes
@@ -123,7 +123,7 @@ class Lines:
         return Prefix(bytes=self.size, sha256=self.digest.hexdigest())
 
     def sync(self) -> None:
-        """Make sure that what a checkpoint builds on is on the disk before it."""
+        """Flush to the disk: a checkpoint is written only after the lines that it builds on."""
         with named(self.path):
             os.fsync(self.file.fileno())
 
@@ -132,7 +132,7 @@ class Lines:
 
 
 def simulated(outcome: CycleOutcome) -> Line:
-    """What the clock says of a cycle: when it opened, when it was over, and who did not come back."""
+    """Simulated time of a cycle: when it began and ended, and the devices whose updates did not come in time."""
     assert outcome.dropped is not None
     assert outcome.stragglers is not None
     return {
@@ -149,7 +149,7 @@ def dump(line: Line) -> str:
 
 
 class Altered(ValueError):
-    """A file of lines is not the one that a checkpoint was written with."""
+    """A file of lines does not begin with the bytes that a checkpoint was written with."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"not of this {path.name}")
@@ -157,7 +157,7 @@ class Altered(ValueError):
 
 
 def beginning(path: Path, expected: Prefix) -> Kept:
-    """The lines that a checkpoint builds on; what was written after it is left out. ValueError says why not."""
+    """The lines that a checkpoint builds on, without those written after it. ValueError if they are not all there."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -171,7 +171,7 @@ def beginning(path: Path, expected: Prefix) -> Kept:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The whole lines of a file, up to the first that is torn."""
+    """The lines of a file, up to the first that is incomplete."""
     lines: list[Line] = []
     try:
         text = path.read_text(encoding="utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Pictures made from the record. The same colour for the same method everywhere; safe for colour-blind eyes."""
+"""Plots of runs. A method has the same colour everywhere; the colours can be told apart by colour-blind readers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ LABELS = {"fedcluster": "FedCluster", "fedavg": "FedAvg", "centralized": "centra
 
 
 def canvas(columns: int, width: float, height: float, widths: tuple[float, ...] | None = None) -> tuple[Any, Any]:
-    """A figure that belongs to no window and no global state."""
+    """A figure and its axes, without pyplot's global state."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
@@ -29,7 +29,7 @@ def canvas(columns: int, width: float, height: float, widths: tuple[float, ...] 
 
 
 def heat(ax: Any, values: Any, label: str) -> None:
-    """A matrix of shares, white to blue."""
+    """A matrix of shares as an image, from white to blue, with a colour bar."""
     picture = ax.imshow(values, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     ax.figure.colorbar(picture, ax=ax, label=label)
 
@@ -39,7 +39,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def log_scale(ax: Any) -> None:
-    """A logarithmic y-axis for what is drawn, with plain numbers at it: few of them where it spans much."""
+    """Make the y-axis logarithmic with plain numbers as labels, fewer of them over a wide range."""
     ax.set_yscale("log")
     low, high = ax.get_ylim()
     decades = np.log10(high / low)
@@ -48,7 +48,7 @@ def log_scale(ax: Any) -> None:
 
 
 def log_ticks(axis: Any, steps: tuple[float, ...]) -> None:
-    """Ticks of a logarithmic axis at these multiples of the powers of ten, labelled with plain numbers."""
+    """Put ticks with plain numbers at these multiples of the powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=steps))
@@ -56,7 +56,7 @@ def log_ticks(axis: Any, steps: tuple[float, ...]) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-# what curves can be drawn over: its label, and its value in a line of metrics
+# what curves can be drawn over: the label, and the value in a line of metrics.jsonl
 X: dict[str, tuple[str, Callable[[Line], float]]] = {
     "rounds": ("learning rounds", lambda line: line["round"]),
     "aggregations": ("aggregations", lambda line: line.get("aggregations", 0)),
@@ -70,8 +70,8 @@ def curves(histories: dict[str, list[list[Line]]], path: Path, title: str = "", 
     """Training loss (the test's, where training data are elsewhere) and the metrics of the test data over `x`: a line
     per method, a band over its seeds (lowest to highest).
 
-    Where seeds do not have their rounds at the same x, their curves are joined by straight lines up to where the
-    first of them ends. A method to which nothing happens in x (centralized SGD sends nothing) is left out.
+    Where seeds do not have their rounds at the same x, curves are interpolated linearly up to the end of the shortest.
+    A method for which x stays 0 (centralized SGD sends nothing) is left out.
     """
     metrics = recorded_metrics(next(iter(histories.values()))[0][-1])
     figure, axes = canvas(1 + len(metrics), 4.75 * (1 + len(metrics)), 3.8)

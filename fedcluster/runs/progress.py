@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live line on a terminal, sparse log lines elsewhere.
+"""Progress of a run: a live line on a terminal, sparse log lines elsewhere.
 
 Progress goes to standard error, results to standard output.
 """
@@ -20,11 +20,11 @@ LOG_WITHIN = 300.0  # and at most, if anything was done
 
 Thing = TypeVar("Thing")
 Progress = Callable[[str, int, int], None]
-"""Told the stage, and the rounds done of how many."""
+"""Called with the stage, the number of rounds done, and the number of all rounds."""
 
 
 class Display:
-    """Says nothing: the display of a run inside another program."""
+    """Shows nothing: the display of a run inside another program."""
 
     def say(self, text: str) -> None:
         pass
@@ -42,7 +42,7 @@ class Display:
         pass
 
     def track(self, things: Sequence[int], what: str, unit: str) -> Iterable[int]:
-        """The things one by one, showing how many are done: for what comes before or beside training."""
+        """The things one by one, showing how many are done: for work besides training."""
         return things
 
     def __enter__(self) -> Self:
@@ -53,7 +53,7 @@ class Display:
 
 
 class Spoken(Display):
-    """Remarks to standard error, what the run is to standard output."""
+    """Writes remarks to standard error, and the description of the run to standard output."""
 
     def say(self, text: str) -> None:
         say(text)
@@ -79,7 +79,7 @@ class Log(Spoken):
 
 
 class Live(Spoken):
-    """Round, cycle, loss, accuracy, devices a second and the time left, in one line that moves."""
+    """Shows round, cycle, loss, metrics, devices per second and the time left in one live line."""
 
     def __init__(self) -> None:
         self.progress = Bar(
@@ -122,7 +122,7 @@ def say(text: str) -> None:
 
 
 def tracked(things: Collection[Thing], what: str, unit: str) -> Iterator[Thing]:
-    """The things one by one, saying how many are done."""
+    """The things one by one, showing how many are done."""
     if console.is_terminal:
         columns = TextColumn(f"{what}: {{task.completed}} of {{task.total}} {unit}"), BarColumn(bar_width=24)
         with Bar(*columns, TimeRemainingColumn(compact=True), console=console, transient=True) as progress:
@@ -138,7 +138,7 @@ def tracked(things: Collection[Thing], what: str, unit: str) -> Iterator[Thing]:
 
 @contextmanager
 def stages() -> Iterator[Progress]:
-    """Progress over many runs: a bar for each stage, over all rounds of its runs; lines where there is no terminal."""
+    """Progress of many runs: a bar for each stage, over all rounds of its runs, or lines where there is no terminal."""
     if not console.is_terminal:
         yield stages_in_lines()
         return
@@ -162,7 +162,7 @@ def stages() -> Iterator[Progress]:
 
 
 def stages_in_lines() -> Progress:
-    """A line where a stage begins and one at each twentieth of it, with the time left; neither too often nor rarely."""
+    """A line at the start of a stage, then one at each twentieth with the time left, within LOG_EVERY to LOG_WITHIN."""
     begun: dict[str, tuple[float, int]] = {}
     said: dict[str, tuple[float, int]] = {}
 
@@ -183,14 +183,14 @@ def stages_in_lines() -> Progress:
 
 
 def duration(seconds: float) -> str:
-    """For people who wonder whether to wait."""
+    """A duration as text, in the unit that fits."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def scores(line: dict[str, Any]) -> str:
-    """What is known of them: a server without data of its own sees none."""
+    """The scores of a line; empty where the server has no data."""
     from fedcluster.models.tasks import recorded_metrics
 
     loss = line.get("train_loss", line.get("test_loss"))
@@ -199,5 +199,5 @@ def scores(line: dict[str, Any]) -> str:
 
 
 def suited() -> Display:
-    """Live on a terminal, a log elsewhere."""
+    """The display for this terminal: live, or a log where there is none."""
     return Live() if console.is_terminal else Log()

@@ -1,4 +1,4 @@
-"""Callbacks: code of the user's that watches a run. Run, round and cycle, start and end.
+"""Callbacks: code that watches a run, at the start and end of the run, of rounds and of cycles.
 
 `fedcluster.run(experiment, callbacks=[...])` calls every callback in order. Under torchrun they run on rank 0 only.
 """

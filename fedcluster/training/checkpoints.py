@@ -19,7 +19,7 @@ SAVE_SHARE = 20  # and at least so many times what the last one took, however mu
 
 @dataclass(frozen=True)
 class Whole:
-    """What the last cycle that ended left: all that a checkpoint needs."""
+    """What a checkpoint needs, as it was after the last finished cycle or round."""
 
     state: State
     seconds: float
@@ -79,7 +79,7 @@ class Checkpoints(Callback):
         self.store(whole)
 
     def commit(self, state: State, now: bool = False) -> None:
-        """A cycle or a round has ended and is on record: save it now, or when it is time."""
+        """Note the end of a cycle or a round, whose lines are written; save it now, or when it is due."""
         began = time.perf_counter()
         self.whole = Whole(state, self.record.seconds, dict(self.ledger.counts), self.recorder.positions())
         if now or began > self.save_at:
@@ -88,7 +88,7 @@ class Checkpoints(Callback):
             self.save_at = ended + max(SAVE_EVERY, (ended - began) * SAVE_SHARE)
 
     def store(self, whole: Whole) -> None:
-        """Write a checkpoint, once its lines are on the disk."""
+        """Write a checkpoint after flushing its lines to the disk."""
         self.recorder.sync()
         checkpoint.store(self.path, whole.state, self.ledger, whole.seconds, self.run, whole.record)
         self.whole = None

@@ -1,4 +1,4 @@
-"""One cycle of one cluster: broadcast, local training, accept, aggregate, server step."""
+"""One cycle of one cluster: broadcast, local training, acceptance, aggregation, server step."""
 
 import math
 from collections.abc import Iterable, Iterator
