@@ -1,7 +1,7 @@
 """The record of a run: one JSON line per round and one per cycle. Everything else is made from these lines.
 
-A checkpoint holds the length and the SHA-256 of each file as it was when the checkpoint was written. A resumed run keeps
-exactly these bytes, and refuses files that were altered.
+A checkpoint holds the length and the SHA-256 of each file as it was when the checkpoint was written. A resumed run
+keeps exactly these bytes, and refuses files that were altered.
 """
 
 import json
