@@ -85,6 +85,7 @@ class Folder:
                 "resume it with the experiment it began with, or choose another --out"
             )
         self.extended = before is not None and before != horizon(keys)
+        self.planned_rounds: int | None = (before or {}).get("rounds")  # of the run that is resumed
         if before is not None and before.get("rounds", 0) > self.experiment.rounds:
             raise BadRun(
                 f"{self.path} holds a run of {before['rounds']} rounds, and rounds can be raised but not lowered (now "

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save
 
 import fedcluster
 from fedcluster.errors import BadRun
+from fedcluster.experiment import Experiment
 from fedcluster.runs import fingerprints as code
 from fedcluster.runs.devices import DEVICES, TABLE, write_table
 from fedcluster.runs.directory import MODEL, Folder
@@ -51,9 +52,21 @@ def begin(setup: Setup, folder: Folder | None, display: Display) -> Begun:
     state, kept = resumed.state, resumed.kept
     if folder.begun:
         display.say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
+    if (before := folder.planned_rounds) not in (None, rounds) and (state.round or state.cycle):
+        for key in horizon_schedules(setup.experiment):
+            display.say(
+                f"{key} depends on the number of rounds: rounds up to {state.round} followed that of {before} rounds, "
+                f"the others follow that of {rounds}, so the result is not that of {rounds} rounds at once"
+            )
     display.begin(rounds, cycles, done=state.round)
     record = Record(resumed.ledger, resumed.seconds, kept[METRICS].lines, kept[CYCLES].lines, timed)
     return Begun(state, record, kept)
+
+
+def horizon_schedules(experiment: Experiment) -> list[str]:
+    """The keys of the learning-rate schedules that depend on the number of rounds."""
+    sections = {"local.schedule": experiment.local.schedule, "server.schedule": experiment.server.schedule}
+    return [key for key, given in sections.items() if given is not None and getattr(given.find(), "horizon", False)]
 
 
 def facts(setup: Setup, start: Line | None = None) -> dict[str, Any]:

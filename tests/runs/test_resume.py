@@ -543,3 +543,14 @@ def test_a_finished_run_without_its_last_checkpoint_does_not_train_longer(tmp_pa
     with pytest.raises(BadRun, match=r"the checkpoint of its last round, .* is missing or damaged"):
         fedcluster.run(EXPERIMENT, tmp_path / "run", resume=True, display=Display())
     assert essence(tmp_path / "run") == before
+
+
+def test_a_schedule_that_depends_on_the_number_of_rounds_is_said(tmp_path: Path) -> None:
+    short = EXPERIMENT.override(**{"local.schedule": {"name": "cosine"}, "rounds": 2})
+    fedcluster.run(short, tmp_path, display=Display())
+    display = Remember()
+    fedcluster.run(short, tmp_path, resume=True, display=display)
+    assert not any("depends on the number of rounds" in said for said in display.said)
+    fedcluster.run(short.override(rounds=3), tmp_path, resume=True, display=display)
+    (said,) = [said for said in display.said if "depends on the number of rounds" in said]
+    assert said.startswith("local.schedule depends on the number of rounds: rounds up to 2 followed that of 2 rounds")
