@@ -4,9 +4,9 @@
     python benchmarks/deploy.py --stock    # and stock Flower's FedAvg loop beside it, without TLS
     python benchmarks/deploy.py --ray      # and our app in Flower's simulation (needs flwr[simulation])
 
-A cycle of ours and a round of stock Flower do the same: a cohort of two downloads the model, takes 20 steps on batches
-of 30 and uploads. The nodes' own training is timed in one process of the same machine and taken off. What is measured
-is noted in results/deploy.json beside what is there.
+Our cycle and stock Flower's round do the same work: a cohort of two downloads the model, takes 20 steps on batches of
+30 and uploads. The devices' own training is timed in one process on the same machine and subtracted. Results are merged
+into results/deploy.json.
 """
 
 import argparse
@@ -47,7 +47,7 @@ RESULTS = HERE / "results/deploy.json"
 
 @contextmanager
 def running(folder: Path, commands: dict[str, list[str]], **environment: str) -> Iterator[None]:
-    """Processes, each with a log of its own, ended at the end."""
+    """Processes with a log each, which end with the block."""
     started = []
     for name, words in commands.items():
         with (folder / f"{name}.log").open("wb") as log:
@@ -72,7 +72,7 @@ def write_devices(folder: Path) -> None:
 
 
 def training() -> float:
-    """Seconds that a cohort's own training takes, one device after the other in one process."""
+    """Seconds that a cohort trains, one device after another in one process."""
     setup = prepare.prepare(EXPERIMENT, Display())
     assert isinstance(setup.executor, InProcess)
     cycle = setup.schedule.round(0)[0]
@@ -103,7 +103,7 @@ def ours(folder: Path) -> list[float]:
 
 @contextmanager
 def superlink(folder: Path, *words: str) -> Iterator[dict[str, str]]:
-    """Flower's own, as its documentation starts it; yields the environment in which the other commands find it."""
+    """Flower's SuperLink as documented; yields the environment in which other commands find it."""
     port = free_port()
     (folder / "config.toml").write_text(
         f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
@@ -124,18 +124,18 @@ def superlink(folder: Path, *words: str) -> Iterator[dict[str, str]]:
 
 
 def flwr_run(folder: Path, environment: dict[str, str], app: Path, config: str, done: Path, *words: str) -> None:
-    """`flwr run`, which only hands the run over; the run itself leaves `done`."""
+    """`flwr run`, which returns at once; the run has finished when `done` exists."""
     command = [str(SCRIPTS / "flwr"), "run", str(app), "--run-config", config, *words]
     subprocess.run(command, cwd=folder, env=os.environ | QUIET | environment, check=True, stdout=subprocess.DEVNULL)
     until = time.monotonic() + 3600
     while not done.exists():
         if time.monotonic() > until:
-            raise SystemExit(f"{app.name} does not end: {(folder / 'superlink.log').read_text()[-3000:]}")
+            raise SystemExit(f"{app.name} has not finished: {(folder / 'superlink.log').read_text()[-3000:]}")
         time.sleep(1)
 
 
 def stock(folder: Path, rounds: int) -> list[float]:
-    """The loop of the documentation: SuperLink, SuperNodes and a run, polls as they come."""
+    """SuperLink, SuperNodes and a run as documented, with the default polling."""
     with superlink(folder) as environment:
         node = [str(SCRIPTS / "flower-supernode"), "--insecure", "--superlink", environment["SUPERLINK"]]
         nodes = {
@@ -150,7 +150,7 @@ def stock(folder: Path, rounds: int) -> list[float]:
 
 
 def on_ray(folder: Path) -> list[float]:
-    """Our app in Flower's simulation: the same experiment file, devices played by Ray's workers."""
+    """Our app in Flower's simulation on Ray, with the same experiment file."""
     (folder / "experiment.toml").write_text(EXPERIMENT.to_toml())
     out = folder / "ray"
     config = f'experiment="{folder / "experiment.toml"}" out="{out}" nodes=8'
@@ -162,20 +162,20 @@ def on_ray(folder: Path) -> list[float]:
     return cycles(out)
 
 
-def engine(folder: Path) -> list[float]:
+def simulator(folder: Path) -> list[float]:
     """The same experiment in our own simulator."""
-    fedcluster.run(EXPERIMENT, folder / "engine", display=Display())
-    return cycles(folder / "engine")
+    fedcluster.run(EXPERIMENT, folder / "simulator", display=Display())
+    return cycles(folder / "simulator")
 
 
 def cycles(out: Path) -> list[float]:
-    """Seconds of every cycle but those of the first round, in which devices build their models."""
+    """Seconds of every cycle after the first round, in which devices build their models."""
     lines = [json.loads(line) for line in (out / "cycles.jsonl").read_text().splitlines()]
     return [line["seconds"] for line in lines][EXPERIMENT.clusters.count :]
 
 
-def note(name: str, times: list[float], own: float) -> None:
-    """Said, and kept beside what other sittings have measured."""
+def report(name: str, times: list[float], own: float) -> None:
+    """Print the times, and merge them into the results."""
     median = statistics.median(times)
     print(
         f"{name}: a cycle takes {median:.2f} s in the median ({min(times):.2f} to {max(times):.2f}, "
@@ -204,12 +204,12 @@ def main() -> None:
         folder = Path(place)
         write_devices(folder)
         own = training()
-        note("fedcluster serve and join", ours(folder), own)
+        report("fedcluster serve and join", ours(folder), own)
         if options.stock:
-            note("stock Flower's FedAvg", stock(folder, options.rounds), own)
+            report("stock Flower's FedAvg", stock(folder, options.rounds), own)
         if options.ray:
-            note("fedcluster in Flower's simulation on Ray", on_ray(folder), own)
-            note("fedcluster run", engine(folder), own)
+            report("fedcluster in Flower's simulation on Ray", on_ray(folder), own)
+            report("fedcluster run", simulator(folder), own)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A device with a good key and bad intentions: `python -m tests.attacker MODE SERVER DEVICE FOLDER`.
+"""A hostile device with a valid key: `python -m tests.attacker MODE SERVER DEVICE FOLDER`.
 
-It says truly who it is, waits for its turn, trains as it should, and then does what MODE says with the answer.
+It identifies itself honestly, waits for its cycle, trains as it should, and then does what MODE says with the update.
 """
 
 import os
@@ -12,22 +12,26 @@ from pathlib import Path
 import httpx
 import torch
 from flwr.app import Context, Message, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
-from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
+from fedcluster.flower._compat import (
+    ObjectTree,
+    PushMessagesRequest,
+    PushObjectRequest,
+    get_object_tree,
+    message_to_proto,
+    remove_content_from_message,
+    set_message_id,
+)
 from fedcluster.flower.certificates import private_key
 from fedcluster.flower.client_app import client_app
 from fedcluster.flower.device import Identity
 from fedcluster.flower.messages import pack, unpack
-from fedcluster.flower.node import AGAIN, PAUSE, Line, connected
+from fedcluster.flower.node import POLL_SECONDS, RECONNECT_SECONDS, FleetConnection, connect
 
 earlier: list[RecordDict] = []
 
 
-def answer(mode: str, line: Line, message: Message, reply: Message) -> None:
+def answer(mode: str, connection: FleetConnection, message: Message, reply: Message) -> None:
     facts, tensors = unpack(reply.content)
     model = tensors["model"]
     if mode == "nan":
@@ -45,23 +49,23 @@ def answer(mode: str, line: Line, message: Message, reply: Message) -> None:
     elif mode == "hang":
         time.sleep(3600)
     elif mode == "flood":
-        flood(line, message)
+        flood(connection, message)
         return
     elif mode in ("vanish", "leave"):
-        announce(line, reply)
+        announce(connection, reply)
         if mode == "leave":
-            sys.exit()  # which says good-bye
+            sys.exit()  # which deactivates the node
         os.kill(os.getpid(), signal.SIGKILL)
     earlier.append(reply.content)
-    line.send(Message(pack(facts, tensors), reply_to=message))
+    connection.send(Message(pack(facts, tensors), reply_to=message))
 
 
-def announce(line: Line, reply: Message) -> None:
-    """The beginning of an answer: that there is one, and of what pieces, of which none follows."""
-    reply.metadata.__dict__["_message_id"] = reply.object_id
-    line.client.PushMessages(
+def announce(connection: FleetConnection, reply: Message) -> None:
+    """Announce an answer and the objects that it consists of, and send none of them."""
+    set_message_id(reply, reply.object_id)
+    connection.client.PushMessages(
         PushMessagesRequest(
-            node=line.node,
+            node=connection.node,
             messages_list=[message_to_proto(remove_content_from_message(reply))],
             message_object_trees=[get_object_tree(reply)],
             clientapp_runtime_list=[0.0],
@@ -69,16 +73,16 @@ def announce(line: Line, reply: Message) -> None:
     )
 
 
-def flood(line: Line, message: Message) -> None:
-    """A gigabyte, in the pieces in which Flower would carry it."""
+def flood(connection: FleetConnection, message: Message) -> None:
+    """Send a gigabyte, in objects of the size that Flower uses."""
     reply = Message(pack({"round": 0}), reply_to=message)
-    reply.metadata.__dict__["_message_id"] = reply.object_id
+    set_message_id(reply, reply.object_id)
     tree = get_object_tree(reply)
     names = [f"{number:064x}" for number in range(1, 210)]
     tree.children.extend(ObjectTree(object_id=name) for name in names)
-    pushed = line.client.PushMessages(
+    pushed = connection.client.PushMessages(
         PushMessagesRequest(
-            node=line.node,
+            node=connection.node,
             messages_list=[message_to_proto(remove_content_from_message(reply))],
             message_object_trees=[tree],
             clientapp_runtime_list=[0.0],
@@ -87,14 +91,14 @@ def flood(line: Line, message: Message) -> None:
     sent = 0
     for name in names:
         request = PushObjectRequest(
-            node=line.node,
+            node=connection.node,
             run_id=reply.metadata.run_id,
             object_id=name,
             object_content=b"x" * (5 * 2**20),
             session_id=pushed.session_id,
         )
         try:
-            line.client.PushObject(request)
+            connection.client.PushObject(request)
             sent += 5
         except httpx.HTTPError as error:
             print(f"after {sent} MB: {error!r}", flush=True)
@@ -104,23 +108,24 @@ def flood(line: Line, message: Message) -> None:
 def main(mode: str, server: str, device: str, folder: str) -> None:
     key = private_key(Path(folder, "certificates", "devices", f"{device}.key"))
     config = Identity(device, str(Path(folder, f"{device}.npz")), allow=("tests.slow:Slow",)).config()
-    state = RecordDict()
+    state, authority = RecordDict(), Path(folder, "certificates/ca.crt")
     while True:
         try:
-            with connected(server, Path(folder, "certificates/ca.crt"), (key, key.public_key()), known=True) as line:
+            with connect(server, authority, (key, key.public_key()), registered=True) as connection:
                 while True:
-                    message = line.receive()
+                    message = connection.receive()
                     if message is None:
-                        time.sleep(PAUSE)
+                        time.sleep(POLL_SECONDS)
                         continue
-                    reply = client_app(message, Context(message.metadata.run_id, line.node.node_id, config, state, {}))
+                    run, own = message.metadata.run_id, connection.node.node_id
+                    reply = client_app(message, Context(run, own, config, state, {}))
                     if message.metadata.message_type.startswith("query"):
-                        line.send(reply)
+                        connection.send(reply)
                     else:
-                        answer(mode, line, message, reply)
+                        answer(mode, connection, message, reply)
         except (httpx.HTTPError, OSError) as error:
             print(repr(error), flush=True)
-            time.sleep(AGAIN)
+            time.sleep(RECONNECT_SECONDS)
 
 
 if __name__ == "__main__":

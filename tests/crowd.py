@@ -1,4 +1,4 @@
-"""Strangers without a key, on loopback, who connect, shake hands and say nothing."""
+"""Clients without a key, on loopback, that connect, complete the TLS handshake and send nothing."""
 
 import socket
 import ssl
@@ -9,8 +9,8 @@ from typing import Self
 
 
 class Crowd:
-    """`size` of them, half from one address and half from many. Who is cut off comes back, a few at a time, until there
-    have been `most` connections; all of them leave at the end."""
+    """`size` connections, half from one address and half from many. Those that are closed are opened again, a few at a
+    time, until there have been `most` connections. All are closed at the end."""
 
     def __init__(self, port: int, size: int, most: int) -> None:
         self.port, self.most, self.count = port, most, 0

@@ -1,4 +1,4 @@
-"""A federation on loopback for tests: a server and devices, each a process of its own."""
+"""A federation on loopback for tests: a server and devices, each in its own process."""
 
 import json
 import os
@@ -22,7 +22,7 @@ Process: TypeAlias = "subprocess.Popen[bytes] | Forked"
 
 
 def write_devices(experiment: fedcluster.Experiment, folder: Path) -> None:
-    """What each device of the simulated fleet holds, as that device's own file."""
+    """The samples of each device of the simulated fleet, in that device's own file."""
     dataset = sources.open_dataset(experiment.data.name)
     _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)
     x, y = dataset.x_train.numpy(), dataset.y_train.numpy()
@@ -32,7 +32,7 @@ def write_devices(experiment: fedcluster.Experiment, folder: Path) -> None:
 
 
 class Federation:
-    """Certificates and device files in a folder, and the processes that use them; all ended at the end."""
+    """A folder with certificates and device files, and the processes that use them, which end with it."""
 
     def __init__(self, folder: Path, experiment: fedcluster.Experiment) -> None:
         self.folder, self.experiment, self.port = folder, experiment, free_port()
@@ -48,17 +48,17 @@ class Federation:
         return f"127.0.0.1:{self.port}"
 
     def start(self, name: str, *words: Any, **environment: str) -> Process:
-        """A command of ours, its output in a file of that name."""
+        """A fedcluster command; its output goes to NAME.log."""
         return self.module("fedcluster", name, *words, **environment)
 
     def module(self, module: str, name: str, *words: Any, **environment: str) -> Process:
-        """`python -m module words`, forked from a process that has imported us: its imports are not what is tested."""
+        """`python -m module words`, forked from a process that has imported fedcluster already, to save the time."""
         process = Forked(module, [*map(str, words)], self.folder, environment, self.folder / f"{name}.log")
         self.others.append(process)
         return process
 
     def run(self, name: str, *words: Any, **environment: str) -> Process:
-        """Any command, in a new process."""
+        """Any command in a new process."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [*map(str, words)],
@@ -85,15 +85,15 @@ class Federation:
         )
 
     def finish(self, server: Process, out: str, seconds: float = 1200) -> str:
-        """What the server said, once it is done."""
+        """Wait for the server to succeed, and return what it printed."""
         try:
             code = server.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{out} does not end:\n{self.said(out)[-3000:]}") from None
-        assert code == 0, self.said(out)[-3000:]
-        return self.said(out)
+            raise AssertionError(f"{out} has not finished:\n{self.log(out)[-3000:]}") from None
+        assert code == 0, self.log(out)[-3000:]
+        return self.log(out)
 
-    def said(self, name: str) -> str:
+    def log(self, name: str) -> str:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 

@@ -1,6 +1,7 @@
 """Imports point one way, and some libraries are used in one place only. See CONTRIBUTING.md."""
 
 import ast
+import importlib
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -56,6 +57,22 @@ def test_imports_point_one_way() -> None:
                 if not inside and (module + ".").startswith(library + "."):
                     wrong.append(f"{name} imports {module}")
     assert not wrong
+
+
+PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
+
+
+def test_private_names_of_flower_are_in_one_file() -> None:
+    """Public are the names that Flower's public modules list; everything else goes through flower/_compat.py."""
+    wrong = []
+    for path in sorted((ROOT / "flower").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                wrong += [f"{path.name}: {alias.name}" for alias in node.names if alias.name.startswith("flwr")]
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flwr":
+                public = importlib.import_module(node.module).__all__ if node.module in PUBLIC_FLOWER else ()
+                wrong += [f"{path.name}: {node.module}.{one.name}" for one in node.names if one.name not in public]
+    assert [found for found in wrong if not found.startswith("_compat.py")] == []
 
 
 def test_the_package_says_that_it_has_types_and_exports_what_it_names() -> None:

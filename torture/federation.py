@@ -1,9 +1,9 @@
-"""A live federation on loopback, with hostile clients at its door and processes that are killed and resumed.
+"""A federation on loopback under attack, whose processes are killed and resumed.
 
-Runs of four honest devices follow one another until the time is up. While they train, hostile clients do what
-torture/hostile.py has. In some runs the server or its SuperLink is killed and the run resumed: the model must be that
-of the undisturbed run. In some a device is killed: the run must end all the same. In the others memory and descriptors
-of the server and of the SuperLink must stand still. `python -m torture.federation [SEED [SECONDS]]` prints the counts.
+Runs of four honest devices follow one another until the time is up. While they train, hostile clients attack the server
+(torture/hostile.py). In some runs the server or its SuperLink is killed and the run is resumed: the model must be that
+of the undisturbed run. In some a device is killed: the run must finish all the same. In the others memory and open
+files of the server and its SuperLink must not grow. `python -m torture.federation [SEED [SECONDS]]` prints the counts.
 """
 
 import json
@@ -32,10 +32,10 @@ EXPERIMENT = fedcluster.Experiment(
     local={"steps": 5, "batch": 10, "lr": 0.05, "algorithm": "scaffold"},
 )
 KINDS = ("soak", "server killed", "superlink killed", "device killed")
-WARM = 4  # cycles after which memory is measured
-HALF = EXPERIMENT.rounds  # of the cycles; the others are for what is done after the siege
-GROWTH = 48 * 2**20  # bytes by which it may differ afterwards
-HANDLES = 16  # descriptors, likewise
+WARM_UP = 4  # cycles before memory is measured
+ATTACKED = EXPERIMENT.rounds  # cycles under attack, half of all; the others leave time for what follows
+MAX_GROWTH = 48 * 2**20  # bytes by which memory may grow
+MAX_DESCRIPTORS = 16  # by which open files may grow
 DEFECTS = ("failed runs", "other models", "tracebacks", "leaks", "let in")
 
 
@@ -50,13 +50,13 @@ class Campaign:
         self.expected = self.federation.model("undisturbed")
 
     def run(self, number: int, kind: str) -> None:
-        """One run, from its first device to its model."""
+        """One run, from its first device to its final model."""
         federation, rng, out = self.federation, np.random.default_rng([self.seed, number]), f"run-{number}"
         for device in "0123":
             if device not in federation.devices or federation.devices[device].poll() is not None:
                 federation.join(device)
         server = federation.serve(out, nodes=4, deadline=60)
-        self.siege(server, out, rng, WARM)
+        self.attack(server, out, rng, WARM_UP)
         if kind in ("server killed", "superlink killed"):
             for pid in children(server.pid) if kind == "superlink killed" else [server.pid]:
                 os.kill(pid, signal.SIGKILL)
@@ -65,14 +65,14 @@ class Campaign:
         elif kind == "device killed":
             kill(federation.devices[str(rng.integers(4))])
         before = usage(server.pid)
-        self.siege(server, out, rng, HALF)
+        self.attack(server, out, rng, ATTACKED)
         if kind == "soak":
             self.compare(out, before, server)
         self.counts[f"runs, {kind}"] += 1
         self.judge(server, out, kind)
 
-    def siege(self, server: Process, out: str, rng: Rng, cycles: int) -> None:
-        """Hostile acts, one after the other, until so many cycles are done."""
+    def attack(self, server: Process, out: str, rng: Rng, cycles: int) -> None:
+        """Attack until `cycles` cycles are done."""
         until(lambda: server.poll() is not None or self.federation.lines(out) != [], 300)
         end = time.monotonic() + 600
         while server.poll() is None and len(self.federation.lines(out)) < cycles and time.monotonic() < end:
@@ -84,14 +84,14 @@ class Campaign:
             self.counts[f"acts, {act.__name__}"] += 1
 
     def compare(self, out: str, before: dict[int, tuple[int, int]], server: Process) -> None:
-        """Strangers are gone within seconds; then nothing of them is left."""
+        """Hostile connections are closed within seconds; then memory and open files must be as before."""
         end, grown = time.monotonic() + 20, [""]
         while grown and server.poll() is None and time.monotonic() < end:
             time.sleep(0.5)
             grown = []
             for pid, (memory, handles) in usage(server.pid).items():
                 old = before.get(pid, (memory, handles))
-                if memory > old[0] + GROWTH or handles > old[1] + HANDLES:
+                if memory > old[0] + MAX_GROWTH or handles > old[1] + MAX_DESCRIPTORS:
                     grown.append(f"process {pid}: memory {old[0]:,} -> {memory:,}, descriptors {old[1]} -> {handles}")
         if server.poll() is not None:
             return
@@ -105,13 +105,13 @@ class Campaign:
         except subprocess.TimeoutExpired:
             code = None
             kill(server)
-        said = self.federation.said(out)
+        log = self.federation.log(out)
         if code != 0:
-            self.defect("failed runs", f"{out} ({kind}), exit code {code}: {said[-2000:]}")
+            self.defect("failed runs", f"{out} ({kind}), exit code {code}: {log[-2000:]}")
         elif kind != "device killed" and self.federation.model(out) != self.expected:
-            self.defect("other models", f"{out} ({kind}): {said[-2000:]}")
-        if "Traceback" in said:
-            self.defect("tracebacks", f"{out} ({kind}): {said[-2000:]}")
+            self.defect("other models", f"{out} ({kind}): {log[-2000:]}")
+        if "Traceback" in log:
+            self.defect("tracebacks", f"{out} ({kind}): {log[-2000:]}")
 
     def defect(self, kind: str, text: str) -> None:
         self.counts[kind] += 1
@@ -136,7 +136,7 @@ def usage(pid: int) -> dict[int, tuple[int, int]]:
 
 
 def federation(seed: int, seconds: float) -> dict[str, int]:
-    """One run after the other for so long, at least one of each kind; how many of what, and what went wrong."""
+    """One run after another for so many seconds, at least one of each kind; the counts of acts, runs and defects."""
     end, number = time.monotonic() + seconds, 0
     with TemporaryDirectory(prefix="torture-") as folder:
         campaign = Campaign(Path(folder), seed)

@@ -11,15 +11,22 @@ from typing import Any
 import httpx
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.protobuf.client import ProtobufRequestContext
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from fedcluster.flower._compat import (
+    ActivateNodeRequest,
+    ConfirmMessageReceivedRequest,
+    FleetHttpClient,
+    Node,
+    NodeAuthHttpInterceptor,
+    PullMessagesRequest,
+    PullObjectRequest,
+    PushMessagesRequest,
+    PushObjectRequest,
+    SendNodeHeartbeatRequest,
+    generate_key_pairs,
+    public_key_to_bytes,
+)
 from fedcluster.flower.certificates import private_key
 from fedcluster.flower.proxy import FLEET, PATHS
 

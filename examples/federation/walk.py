@@ -1,9 +1,9 @@
-"""A federation on one machine, step by step: certificates, a server, eight devices in four parts of the world.
+"""A federation on one machine, step by step: certificates, a server, and eight devices in four parts of the world.
 
     python examples/federation/walk.py [FOLDER] [--rounds 20]
 
-Every step is a command that could run on a machine of its own; it is printed before it is run. What the devices hold
-and what comes of it is left in FOLDER: federation/out/curves.png is the picture.
+Every step is a command that could run on a machine of its own; it is printed before it runs. Data and results stay in
+FOLDER; the plot is FOLDER/out/curves.png.
 """
 
 import argparse
@@ -38,14 +38,14 @@ def command(*words: object) -> list[str]:
 
 
 def run(*words: object) -> None:
-    """A command that has to succeed; what went wrong it has said itself."""
+    """Run a command, and exit if it fails; it has printed why."""
     code = subprocess.run(command(*words)).returncode
     if code != 0:
         sys.exit(code)
 
 
 def write_devices(folder: Path) -> None:
-    """In life every device has its data already; here each gets its share of the digits, mostly of one kind."""
+    """In real life devices have their data already; here each gets its share of the digits, mostly of one class."""
     experiment = fedcluster.load(HERE / "experiment.toml")
     dataset = sources.open_dataset("digits")
     _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)

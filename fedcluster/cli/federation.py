@@ -1,4 +1,4 @@
-"""The commands of a federation: the server's, the devices', and the one that makes their keys."""
+"""The commands of a federation: serve, join, certificates."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,20 +10,22 @@ from fedcluster.cli.common import ExperimentFile, Out, Overrides, Resume, exit_o
 
 def serve(
     experiment: ExperimentFile,
-    listen: Annotated[str, typer.Option(metavar="ADDRESS[:PORT]", help="Where devices reach us.")] = "127.0.0.1:9092",
+    listen: Annotated[str, typer.Option(metavar="ADDRESS[:PORT]", help="Address to listen on.")] = "127.0.0.1:9092",
     nodes: Annotated[int, typer.Option(min=1, help="Devices to wait for before the first round.")] = 1,
     certificates: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What fedcluster certificates made.", show_default=False)
+        Path | None, typer.Option(metavar="DIR", help="Folder made by fedcluster certificates.", show_default=False)
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys, on a loopback address.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS and no keys; on a loopback address only.")
+    ] = False,
     o: Overrides = None,
     out: Out = None,
     resume: Resume = False,
-    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for devices, also when all are lost.")] = 600.0,
-    deadline: Annotated[float, typer.Option(min=1, help="Seconds that a cohort has for its turn.")] = 600.0,
-    min_updates: Annotated[int, typer.Option(min=1, help="Updates that a cohort's turn needs.")] = 1,
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for devices, and after failed rounds.")] = 600.0,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds for each cohort.")] = 600.0,
+    min_updates: Annotated[int, typer.Option(min=1, help="Updates that a cycle needs.")] = 1,
 ) -> None:
-    """Train one experiment on devices elsewhere, which join."""
+    """Train an experiment on devices that join over the network."""
     with exit_on_error("--resume"):
         need_flower()
         from fedcluster.experiment import load
@@ -35,7 +37,7 @@ def serve(
         from fedcluster.runs.directory import fresh
 
         if out is None and resume:
-            raise typer.BadParameter("--resume needs --out, the folder to go on in")
+            raise typer.BadParameter("--resume needs --out, the folder of the run to continue")
         check_security(certificates, insecure)
         serve_options = ServeOptions(nodes, wait, deadline, min_updates)
         result = server.serve(
@@ -50,25 +52,31 @@ def serve(
 
 
 def join(
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server is.")],
-    data: Annotated[str, typer.Option(metavar="PATH", help="This device's own data, as for data.name.")],
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the server.")],
+    data: Annotated[str, typer.Option(metavar="PATH", help="This device's data: anything that data.name may be.")],
     device: Annotated[str, typer.Option(metavar="ID", help="This device's id.")],
     certificates: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="With ca.crt and devices/ID.key.", show_default=False)
+        Path | None, typer.Option(metavar="DIR", help="Folder with ca.crt and devices/ID.key.", show_default=False)
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys, on a loopback address.")] = False,
-    timezone: Annotated[str, typer.Option(metavar="ZONE", help="Such as Europe/Berlin; the server is told.")] = "",
-    slots: Annotated[str, typer.Option(metavar="HOURS", help="When on line every day, such as 22-6.")] = "",
-    tell_labels: Annotated[bool, typer.Option("--tell-labels", help="Tell the server how many of each class.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS and no keys; on a loopback address only.")
+    ] = False,
+    timezone: Annotated[
+        str, typer.Option(metavar="ZONE", help="Time zone such as Europe/Berlin, sent to the server.")
+    ] = "",
+    slots: Annotated[
+        str, typer.Option(metavar="HOURS", help="Daily hours online, such as 22-6, sent to the server.")
+    ] = "",
+    tell_labels: Annotated[bool, typer.Option("--tell-labels", help="Send the number of samples per class.")] = False,
     allow: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="package.module:name that the server may ask for.")
+        list[str] | None, typer.Option(metavar="NAME", help="package.module:name that the server may use.")
     ] = None,
     init: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A copy of the experiment's model.init, for frozen weights."),
     ] = None,
 ) -> None:
-    """Take part in a federation with this machine's data, until interrupted."""
+    """Join a federation with this machine's data, until interrupted."""
     with exit_on_error():
         need_flower()
         from fedcluster.flower import node
@@ -97,12 +105,13 @@ def join(
 
 def certificates(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
-    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="Devices, which are named 0, 1, 2, ...")] = 8,
+    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="Number of devices; their ids are 0, 1, 2, ...")] = 8,
     host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Names and addresses by which devices reach the server.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Name or address by which devices reach the server. May be repeated."),
     ] = None,
 ) -> None:
-    """Make a development authority, a server certificate and a key for every device."""
+    """Make a development CA, a server certificate and a key for every device."""
     with exit_on_error():
         need_flower()
         from fedcluster.flower import certificates as maker
@@ -121,7 +130,7 @@ def need_flower() -> None:
 
 
 def address(text: str) -> tuple[str, int]:
-    """HOST, HOST:PORT or [IPv6]:PORT; 9092 where none is given, 0 for any that is free."""
+    """HOST, HOST:PORT or [IPv6]:PORT. The default port is 9092; 0 takes any free port."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):
         host, port = text, "9092"
@@ -132,7 +141,7 @@ def address(text: str) -> tuple[str, int]:
 
 def check_security(certificates: Path | None, insecure: bool) -> None:
     if insecure == (certificates is not None):
-        raise typer.BadParameter("give --certificates DIR, or --insecure for a test on loopback")
+        raise typer.BadParameter("use --certificates DIR, or --insecure for a test on loopback")
 
 
 def check_hours(text: str) -> None:

@@ -1,16 +1,17 @@
-"""Certificates for a federation: an authority, a certificate of the server, and a key for every device.
+"""Certificates for a federation: an authority, a certificate for the server, and a key for every device.
 
-    ca.crt                 give it to every device: it proves the server
-    server.crt, server.key stay with the server
-    devices/ID.pub         stays with the server: whose key is whose
-    devices/ID.key         give it to device ID, and to nobody else; the server does not need it
+    ca.crt                 for every device, which verifies the server with it
+    server.crt, server.key for the server only
+    devices/ID.pub         for the server, which authenticates device ID with it
+    devices/ID.key         for device ID only; the server does not need it
 
-The authority's own key signs once and is not kept: a new server certificate is a new authority.
+The authority's own key signs once and is not stored: a new server certificate needs a new authority.
 """
 
 import ipaddress
 import os
 import ssl
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,16 +22,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fedcluster.errors import BadData
-from fedcluster.flower.registry import NAME
+from fedcluster.flower.registry import DEVICE_ID
 
 CURVE = ec.SECP384R1()
 VALID = timedelta(days=365)
 
 
 def make(folder: Path, nodes: int, hosts: list[str]) -> None:
-    """Everything for a federation of `nodes` devices named 0, 1, 2, ..., whose server is reached as one of `hosts`."""
+    """All files for a federation of devices 0 to `nodes` - 1, whose server has the names and addresses `hosts`."""
     if folder.exists() and any(folder.iterdir()):
-        raise BadData(f"{folder} is not empty: keys are not overwritten, choose a new folder")
+        raise BadData(f"{folder} is not empty: keys are not overwritten: choose a new folder")
     (folder / "devices").mkdir(parents=True)
     authority = ec.generate_private_key(CURVE)
     ca = certificate("fedcluster development authority", authority.public_key(), authority, issuer=None)
@@ -45,7 +46,7 @@ def make(folder: Path, nodes: int, hosts: list[str]) -> None:
 
 
 def add_device(folder: Path, name: str) -> None:
-    """A key pair for one device, as flower-supernode and `flwr supernode register` read them."""
+    """A key pair for one device, in the formats of flower-supernode and `flwr supernode register`."""
     key = ec.generate_private_key(CURVE)
     pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
     write(folder / f"devices/{name}.key", key.private_bytes(pem, form, serialization.NoEncryption()), secret=True)
@@ -97,27 +98,27 @@ def alternative(host: str) -> x509.GeneralName:
 
 
 def write(path: Path, content: bytes, secret: bool = False) -> None:
-    """A private key is for its owner's eyes from its first byte on."""
+    """Write a new file; a secret one is never readable by others, not even while it is written."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
 
 
 def public_keys(folder: Path) -> dict[bytes, str]:
-    """Whose key is whose, by the key in the form in which Flower compares them."""
+    """The devices' ids by their public keys, which are in the form in which Flower compares them."""
     keys: dict[bytes, str] = {}
     for path in sorted((folder / "devices").glob("*.pub")):
-        if not NAME.fullmatch(path.stem):
-            raise BadData(f"{path}: the name of a device is made of letters, digits and ._-")
+        if not DEVICE_ID.fullmatch(path.stem):
+            raise BadData(f"{path}: a device id has letters, digits and ._- only")
         try:
             key = serialization.load_ssh_public_key(path.read_bytes())
         except (ValueError, UnsupportedAlgorithm) as error:
-            raise BadData(f"{path} is not a public key ({error}); fedcluster certificates makes them") from None
+            raise BadData(f"{path} is not a public key ({error}); fedcluster certificates makes key pairs") from None
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise BadData(f"{path} is not an elliptic-curve key: make one with ssh-keygen -t ecdsa -b 384")
         pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         if pem in keys:
-            raise BadData(f"{path} is the key of device {keys[pem]} too: every device needs its own")
+            raise BadData(f"{path} is also the key of device {keys[pem]}: every device needs its own")
         keys[pem] = path.stem
     if not keys:
         raise BadData(f"{folder}/devices has no public keys (ID.pub): fedcluster certificates {folder} makes them")
@@ -125,11 +126,12 @@ def public_keys(folder: Path) -> dict[bytes, str]:
 
 
 def check_server(folder: Path) -> None:
-    """That the server's certificate and key are there, belong together, and that nobody else can read the key."""
+    """Check the server's files as its devices and its proxy will: the key is private and belongs to the certificate,
+    which is signed by the authority, valid now, and names 127.0.0.1, where the proxy reaches the SuperLink."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         check_secret(folder / "server.key")
-        (folder / "ca.crt").read_bytes()
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(folder / "server.crt", folder / "server.key")
+        server.load_cert_chain(folder / "server.crt", folder / "server.key")
     except ssl.SSLError as error:
         raise BadData(
             f"{folder}: server.crt and server.key are not a certificate and its key ({error.reason})"
@@ -138,6 +140,30 @@ def check_server(folder: Path) -> None:
         raise BadData(
             f"{error.filename or folder / 'server.crt'}: {error.strerror}; fedcluster certificates makes all of them"
         ) from None
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        trust(folder / "ca.crt").wrap_bio(down, up, server_hostname="127.0.0.1"),
+        server.wrap_bio(up, down, server_side=True),
+    )
+    try:
+        for side in 2 * sides:
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        raise BadData(
+            f"{folder}/server.crt does not fit ({error.verify_message}): it must be signed by ca.crt, be valid now, "
+            "and name 127.0.0.1 besides the addresses that devices use"
+        ) from None
+
+
+def trust(authority: Path) -> ssl.SSLContext:
+    """A TLS context for clients, which trusts this authority alone."""
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except ssl.SSLError as error:
+        raise BadData(f"{authority} is not a certificate ({error.reason})") from None
+    except OSError as error:
+        raise BadData(f"{authority}: {error.strerror}; copy the ca.crt of the server") from None
 
 
 def check_secret(path: Path) -> None:

@@ -1,67 +1,75 @@
-"""The ClientApp: answers who the device is, and trains when it is its turn.
+"""The ClientApp: identifies the device, and trains when its cluster has its cycle.
 
-`fedcluster join` calls it in a process that stays; under plain flower-supernode every message starts a process that
-loads everything anew, and what the device keeps lives in Flower's Context.
+`fedcluster join` calls it in a process that stays. Under plain flower-supernode every message starts a process that
+imports and loads everything anew, and device state lives in Flower's Context.
 """
 
+import logging
 from functools import lru_cache
-from logging import WARNING
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.logger import log
 
 from fedcluster import __version__
-from fedcluster.flower.device import Device, Identity, hold, played, recall, remember
-from fedcluster.flower.messages import Unreadable, pack, refusal, skew, text, unpack, whole
-from fedcluster.flower.transport import printable
+from fedcluster.flower.device import Device, Identity, add_received, load_state, simulated_device, store_state
+from fedcluster.flower.messages import (
+    InvalidMessage,
+    get_int,
+    get_refusal,
+    get_text,
+    pack,
+    printable,
+    unpack,
+    version_mismatch,
+)
 from fedcluster.training.threads import repeatable
 
 client_app = ClientApp()
 
 
 @lru_cache(maxsize=1)
-def device(identity: Identity) -> Device:
+def load_device(identity: Identity) -> Device:
     return Device(identity)
 
 
-def own(context: Context) -> Device:
-    """The device that this node is. In Flower's simulation it is only a number, and holds what ours would give it."""
+def this_device(context: Context) -> Device:
+    """The device that this node is. In Flower's simulation a node is only a number of the experiment's fleet."""
     config = dict(context.node_config)
     if "partition-id" in config and "device" not in config:
-        return played(str(context.run_config.get("experiment", "")), int(config["partition-id"]))
-    return device(Identity.of(config))
+        return simulated_device(str(context.run_config.get("experiment", "")), int(config["partition-id"]))
+    return load_device(Identity.of(config))
 
 
 @client_app.query()
-def who(message: Message, context: Context) -> Message:
-    """Who the device is. What its samples are stays here, and so do its label counts unless it was told otherwise."""
+def identify(message: Message, context: Context) -> Message:
+    """Register with the server. Samples stay here, and label counts too unless the device was told to send them."""
     unpack(message.content)
-    why = refusal(message.content)
-    if why is not None:
-        log(WARNING, "the server refuses this device: %s", printable(why))
+    reason = get_refusal(message.content)
+    if reason is not None:
+        logging.getLogger("flwr").warning("the server refuses this device: %s", printable(reason))
         return Message(pack({}), reply_to=message)
-    registration = own(context).registration().model_dump_json(exclude_none=True)
+    registration = this_device(context).registration().model_dump_json(exclude_none=True)
     return Message(pack({"registration": registration, "version": __version__}), reply_to=message)
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """A turn: the simulator's own step, with this device's data and memory."""
-    facts, received = unpack(message.content)
+    """One phase of a cycle: the simulator's own code with this device's data and state."""
+    fields, received = unpack(message.content)
     try:
-        round, cycle, k, phase = (whole(facts, name) for name in ("round", "cycle", "device", "exchange"))
-        run, began, since, turn = text(facts, "run"), *(whole(facts, name) for name in ("began", "since", "turn"))
-        executor = own(context).prepare(text(facts, "plan"))
-        received = hold(context.state, f"{run}/{round}/{cycle}", phase, len(executor.phases), received)
-    except Unreadable as error:
-        differ = skew(facts, "the server", "this device")
-        raise Unreadable(f"{error}; {differ}: install the same version on both" if differ else str(error)) from None
-    device_state = recall(context.state, run, since)
+        round, cycle, k, phase = (get_int(fields, name) for name in ("round", "cycle", "device", "phase"))
+        cycle_start, last, number = (get_int(fields, name) for name in ("cycle_start", "last", "number"))
+        run = get_text(fields, "run")
+        executor = this_device(context).prepare(get_text(fields, "plan"))
+        received = add_received(context.state, f"{run}/{round}/{cycle}", phase, len(executor.phases), received)
+    except InvalidMessage as error:
+        mismatch = version_mismatch(fields, "the server", "this device")
+        raise InvalidMessage(f"{error}; {mismatch}: install the same version on both" if mismatch else error) from None
+    before = load_state(context.state, run, last)
     with repeatable():
-        message_back, kept = executor.train_device(phase, (round, cycle, k), received, device_state)
-    if kept:
-        remember(context.state, run, began, recall(context.state, run, began), turn, kept)
-    lost = since > 0 and device_state is None and bool(executor.initial_device_state)
-    told = {"round": round, "cycle": cycle, "exchange": phase, "lost": lost}
-    return Message(pack(told, {name: tensor.reshape(-1) for name, tensor in message_back.items()}), reply_to=message)
+        update, after = executor.train_device(phase, (round, cycle, k), received, before)
+    if after:
+        store_state(context.state, run, cycle_start, load_state(context.state, run, cycle_start), number, after)
+    lost = last > 0 and before is None and bool(executor.initial_device_state)
+    answer = {"round": round, "cycle": cycle, "phase": phase, "lost": lost}
+    return Message(pack(answer, {name: tensor.reshape(-1) for name, tensor in update.items()}), reply_to=message)

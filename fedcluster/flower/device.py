@@ -1,7 +1,7 @@
-"""The device: its own data, the learner that the server asked for, and what it keeps from one turn to the next.
+"""The device: its own data, a trainer built from the server's plan, and the state that it keeps between cycles.
 
-It trains by the simulator's own code. Of the server it takes numbers and names of ours, never code: a model or an
-algorithm of one's own (`package.module:name`) is used only where the device was told to allow it.
+It trains with the simulator's own code. From the server it takes numbers and names of known parts, never code: code
+outside the package (`package.module:name`) is used only if the device was started with `--allow`.
 """
 
 import json
@@ -19,21 +19,21 @@ from fedcluster.data.partition import Partition, one_device
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Experiment, load
 from fedcluster.fleet import fleet
-from fedcluster.flower.messages import Unreadable, pack_tensors, unpack_tensors
-from fedcluster.flower.registry import NAME, Registration
-from fedcluster.state import Message
+from fedcluster.flower.messages import InvalidMessage, pack_tensors, unpack_tensors
+from fedcluster.flower.registry import DEVICE_ID, Registration
+from fedcluster.state import Message as Tensors
 from fedcluster.training.executors.in_process import InProcess
 from fedcluster.training.setup import build_trainer
 
-KEPT = "fedcluster.kept"
-HELD = "fedcluster.held"
+STATE = "fedcluster.device_state"  # records in Flower's Context
+RECEIVED = "fedcluster.received"
 PLAN = ("seed", "shape", "classes", "model", "frozen", "algorithm", "local", "transforms", "scale", "shift")
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a device is told when it is started: Flower's node config. `init` is a copy of the experiment's
-    `model.init`, which a device needs only where the model has frozen weights: the server never sends them."""
+    """What a device is given when it is started, Flower's node config: its id, its data, and what it may send. `init`
+    is a copy of the experiment's `model.init`, needed only for frozen weights, which the server never sends."""
 
     device: str
     data: str
@@ -46,27 +46,27 @@ class Identity:
     @classmethod
     def of(cls, config: dict[str, Any]) -> "Identity":
         device, data = str(config.get("device", "")), str(config.get("data", ""))
-        if not NAME.fullmatch(device):
-            raise BadExperiment(f"device {device!r}: an id is made of letters, digits and ._-, 64 of them at most")
+        if not DEVICE_ID.fullmatch(device):
+            raise BadExperiment(f"device {device!r}: use letters, digits and ._- only, at most 64 characters")
         if not data:
-            raise BadData("a device needs data: a path, or a name that fedcluster knows")
+            raise BadData("a device needs data: a path or the name of a known data set")
         allow = tuple(name for name in str(config.get("allow", "")).split(",") if name)
-        told = bool(config.get("tell-labels", False))
+        tell_labels = bool(config.get("tell-labels", False))
         zone, slots, init = (str(config.get(name, "")) for name in ("timezone", "slots", "init"))
-        return cls(device, data, zone, slots, told, allow, init)
+        return cls(device, data, zone, slots, tell_labels, allow, init)
 
     def config(self) -> dict[str, Any]:
-        """The reverse of `of`."""
-        words = {"device": self.device, "data": self.data, "timezone": self.timezone, "slots": self.slots}
-        return words | {"tell-labels": self.tell_labels, "allow": ",".join(self.allow), "init": self.init}
+        """The inverse of `of`."""
+        texts = {"device": self.device, "data": self.data, "timezone": self.timezone, "slots": self.slots}
+        return texts | {"tell-labels": self.tell_labels, "allow": ",".join(self.allow), "init": self.init}
 
 
 class Device:
-    """Loaded once, and then at the server's service until it ends."""
+    """A device with its data loaded; its trainer is built when the first plan comes."""
 
     def __init__(self, identity: Identity, dataset: Dataset | None = None) -> None:
         self.identity = identity
-        self.dataset = dataset or sources.open_dataset(identity.data, quietly)
+        self.dataset = dataset or sources.open_dataset(identity.data, silent)
         self.plan = ""
         self.executor: InProcess | None = None
 
@@ -87,41 +87,38 @@ class Device:
         )
 
     def prepare(self, plan: str) -> InProcess:
-        """The simulator's executor over this device alone. Made anew only when the server's plan is another one."""
+        """The simulator's executor with this device alone, built again only when the plan changes."""
         if self.executor is None or plan != self.plan:
             self.executor, self.plan = self.build(plan), plan
         return self.executor
 
     def build(self, text: str) -> InProcess:
+        plan = read_plan(text)
+        for name in (plan["model"], plan["algorithm"]["name"], *plan["transforms"]):
+            self.check_allowed(str(name))  # before anything is imported
+        keys = {key: plan[key] for key in ("seed", "algorithm", "local", "transforms")}
+        init = {"init": self.identity.init} if plan["frozen"] is not None and self.identity.init else {}
         try:
-            plan = json.loads(text)
-            if not isinstance(plan, dict) or set(plan) != set(PLAN):
-                raise Unreadable("a plan that is not one of ours")
-            classes, model = int(plan["classes"]), str(plan["model"])
-            for name in (model, plan["algorithm"]["name"], *plan["transforms"]):
-                self.check_allowed(str(name))  # before anything is imported
-            keys = {key: plan[key] for key in ("seed", "algorithm", "local", "transforms")}
-            init = {"init": self.identity.init} if plan["frozen"] is not None and self.identity.init else {}
-            experiment = Experiment(model={"name": model} | init, **keys)
+            experiment, classes = Experiment(model={"name": str(plan["model"])} | init, **keys), int(plan["classes"])
         except BadExperiment as error:
-            raise Unreadable(f"a plan that cannot be followed ({error})") from None
-        except (ValueError, TypeError, KeyError) as error:
-            raise Unreadable(f"a plan that cannot be followed ({type(error).__name__})") from None
-        dataset = self.like(plan["shape"], classes, plan["scale"], plan["shift"])
+            raise InvalidMessage(f"a plan that cannot be followed ({error})") from None
+        except (ValueError, TypeError) as error:
+            raise InvalidMessage(f"a plan that cannot be followed ({type(error).__name__})") from None
+        dataset = self.standardised(plan["shape"], classes, plan["scale"], plan["shift"])
         trainer = build_trainer(experiment, dataset.shape, classes)
         if trainer.flat_model.frozen_digest() != plan["frozen"]:
             raise BadData(
-                "the frozen weights of the model differ from the server's: where the experiment has model.init, join "
-                "with --init and a copy of that file; else use the server's versions of the model's code and files"
+                "the frozen weights of the model differ from the server's: if the experiment has model.init, join with "
+                "--init and a copy of that file; else use the server's versions of the model's code and files"
             )
         return InProcess(trainer, dataset, one_device(np.arange(self.samples), dataset))
 
     def check_allowed(self, name: str) -> None:
         if ":" in name and name not in self.identity.allow:
-            raise BadExperiment(f"the server asks for {name}, which this device does not allow: join with --allow")
+            raise BadExperiment(f"the server asks for {name}, which this device does not allow (--allow)")
 
-    def like(self, shape: list[int], classes: int, scale: Any, shift: Any) -> Dataset:
-        """Our data as the federation sees them: standardised by the server's numbers where it has them."""
+    def standardised(self, shape: list[int], classes: int, scale: Any, shift: Any) -> Dataset:
+        """The device's data, standardised with the server's scale and shift where the plan has them."""
         dataset = self.dataset
         if list(dataset.shape) != shape or dataset.classes > classes:
             raise BadData(
@@ -131,56 +128,74 @@ class Device:
         return dataset if scale is None else dataset.standardised(scale, shift)
 
 
-def quietly(text: str) -> None:
-    """Where data come from is said by who asks for them."""
+def read_plan(text: str) -> dict[str, Any]:
+    """A plan of the right form; its values are not checked yet."""
+    try:
+        plan = json.loads(text)
+    except (ValueError, RecursionError):
+        plan = None
+    if not isinstance(plan, dict) or set(plan) != set(PLAN):
+        raise InvalidMessage("a plan with unknown or missing keys")
+    algorithm, transforms = plan["algorithm"], plan["transforms"]
+    if not isinstance(algorithm, dict) or "name" not in algorithm or not isinstance(transforms, list):
+        raise InvalidMessage("a plan without the names of algorithm and transforms")
+    return plan
+
+
+def silent(text: str) -> None:
+    """Prints nothing."""
 
 
 @lru_cache(maxsize=1)
-def simulated(path: str) -> tuple[Dataset, Partition, str]:
+def simulated_fleet(path: str) -> tuple[Dataset, Partition, str]:
     """Data, partition and `model.init` of an experiment."""
     experiment = load(Path(path))
-    dataset = sources.open_dataset(experiment.data.name, quietly)
+    dataset = sources.open_dataset(experiment.data.name, silent)
     _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)
     return partition.dataset or dataset, partition, experiment.model.init or ""
 
 
 @lru_cache(maxsize=256)
-def played(path: str, k: int) -> Device:
-    """Device k of an experiment's simulated fleet, for Flower's simulation, where one process plays many."""
-    dataset, partition, init = simulated(path)
+def simulated_device(path: str, k: int) -> Device:
+    """Device k of an experiment's simulated fleet, for Flower's simulation, where one process is many devices."""
+    dataset, partition, init = simulated_fleet(path)
     rows = partition.sample_indices(k)
     x, y = dataset.x_train.numpy()[rows], dataset.y_train.numpy()[rows]
     share = Dataset(x, y, dataset.x_test[:1].numpy(), dataset.y_test[:1].numpy(), classes=dataset.classes)
     return Device(Identity(str(k), path, init=init), share)
 
 
-def recall(state: RecordDict, run: str, turn: int) -> Message | None:
-    """What the device kept after `turn` of this run: nothing before its first, or when it was lost."""
-    kept = state.config_records.get(KEPT)
-    if turn == 0 or kept is None or kept.get("run") != run:
+def load_state(context: RecordDict, run: str, number: int) -> Tensors | None:
+    """The device state after phase `number` of this run; None before the first phase, or when it was lost."""
+    stored = context.config_records.get(STATE)
+    if number == 0 or stored is None or stored.get("run") != run:
         return None
-    prefix = f"{turn}/"
-    found = {name.removeprefix(prefix): data for name, data in kept.items() if name.startswith(prefix)}
+    prefix = f"{number}/"
+    found = {name.removeprefix(prefix): data for name, data in stored.items() if name.startswith(prefix)}
     return unpack_tensors(found) or None
 
 
-def hold(state: RecordDict, cycle: str, phase: int, phases: int, received: Message) -> Message:
-    """Everything received in this cycle. What earlier exchanges brought is not sent again, so it is held until then."""
-    held = state.config_records.get(HELD)
-    state.pop(HELD, None)
+def store_state(
+    context: RecordDict, run: str, cycle_start: int, before: Tensors | None, number: int, after: Tensors
+) -> None:
+    """Store the device state from before the cycle and from after this phase: if the reply is lost, the server repeats
+    the cycle from where it began."""
+    stored: dict[str, Any] = {"run": run}
+    for at, tensors in ((cycle_start, before), (number, after)):
+        if tensors:
+            stored |= {f"{at}/{name}": data for name, data in pack_tensors(tensors).items()}
+    context[STATE] = ConfigRecord(stored)
+
+
+def add_received(context: RecordDict, cycle: str, phase: int, phases: int, received: Tensors) -> Tensors:
+    """Everything received in this cycle. Later phases do not send again what an earlier one sent, so it is stored until
+    the last phase."""
+    stored = context.config_records.get(RECEIVED)
+    context.pop(RECEIVED, None)
     if phase > 0:
-        if held is None or held.get("cycle") != cycle:
-            raise Unreadable("a later exchange of a cycle whose first one did not come here")
-        received = unpack_tensors({name: data for name, data in held.items() if name != "cycle"}) | received
+        if stored is None or stored.get("cycle") != cycle:
+            raise InvalidMessage("a later phase of a cycle whose first phase did not come here")
+        received = unpack_tensors({name: data for name, data in stored.items() if name != "cycle"}) | received
     if phase + 1 < phases:
-        state[HELD] = ConfigRecord({"cycle": cycle, **pack_tensors(received)})
+        context[RECEIVED] = ConfigRecord({"cycle": cycle, **pack_tensors(received)})
     return received
-
-
-def remember(state: RecordDict, run: str, began: int, before: Message | None, turn: int, after: Message) -> None:
-    """Keep both sides of a cycle: should the server not have heard of it, it is taken again from where it began."""
-    kept: dict[str, Any] = {"run": run}
-    for number, message in ((began, before), (turn, after)):
-        if message:
-            kept |= {f"{number}/{name}": data for name, data in pack_tensors(message).items()}
-    state[KEPT] = ConfigRecord(kept)

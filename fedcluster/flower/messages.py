@@ -1,9 +1,9 @@
-"""The wire: our messages inside Flower's. Facts about a message, and its tensors as raw float32, by name.
+"""The wire format: one Flower message carries fields (its header) and float32 tensors by name.
 
-Everything is in ConfigRecords: bytes are tensors, all else is facts. Flower's own arrays would do as well, but each is
-three objects more, every object is a request of its own, and an array is put together from chunks that its sender
-counts: a few bytes may become gigabytes. Here nothing is larger unpacked than packed, so that a bound on what is
-received bounds what it costs.
+Everything is in ConfigRecords: values of type bytes are tensors, all others are fields. Flower's own arrays would do as
+well, but each consists of three more objects, every object is a request of its own, and an array is assembled from
+chunks that its sender counts: a few bytes may become gigabytes. Here nothing grows when it is unpacked, so a bound on
+the bytes received bounds the memory.
 """
 
 from collections.abc import Mapping
@@ -14,75 +14,79 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from fedcluster import __version__
-from fedcluster.state import Message
+from fedcluster.state import Message as Tensors
 
-Facts = dict[str, Any]
-
-
-class Unreadable(Exception):
-    """What came is not a message of ours; the text says why, and names nothing that its sender chose."""
+Fields = dict[str, Any]
 
 
-def pack(facts: Facts, tensors: Message | None = None) -> RecordDict:
-    return RecordDict({"fedcluster": ConfigRecord(facts | dict(pack_tensors(tensors or {})))})
+class InvalidMessage(Exception):
+    """What came is not a message of ours. The text says why, and repeats nothing that the sender chose."""
 
 
-def pack_with(facts: Facts, tensors: ConfigRecord) -> RecordDict:
-    """The same, with tensors in a record that several messages share: it goes to the SuperLink once."""
-    return RecordDict({"fedcluster": ConfigRecord(facts), "tensors": tensors})
+def pack(fields: Fields, tensors: Tensors | None = None) -> RecordDict:
+    return RecordDict({"fedcluster": ConfigRecord(fields | dict(pack_tensors(tensors or {})))})
 
 
-def pack_tensors(tensors: Message) -> ConfigRecord:
+def pack_with(fields: Fields, tensors: ConfigRecord) -> RecordDict:
+    """The same, with the tensors in a record that several messages share; it is sent to the SuperLink once."""
+    return RecordDict({"fedcluster": ConfigRecord(fields), "tensors": tensors})
+
+
+def pack_tensors(tensors: Tensors) -> ConfigRecord:
     flat = {name: tensor.detach().to("cpu", torch.float32).numpy() for name, tensor in tensors.items()}
     return ConfigRecord({name: vector.astype("<f4", copy=False).tobytes() for name, vector in flat.items()})
 
 
-def unpack(content: RecordDict) -> tuple[Facts, Message]:
-    """The facts and the tensors of a message, which are now of the right types, and no more than that."""
+def unpack(content: RecordDict) -> tuple[Fields, Tensors]:
+    """The fields and tensors of a message. Their types are right; nothing else is checked yet."""
     if "fedcluster" not in content or not all(isinstance(record, ConfigRecord) for record in content.values()):
-        raise Unreadable("not a message of fedcluster")
-    everything = {name: value for record in content.config_records.values() for name, value in record.items()}
-    tensors = {name: value for name, value in everything.items() if isinstance(value, bytes)}
-    facts = {name: value for name, value in everything.items() if name not in tensors}
-    return facts, unpack_tensors(tensors)
+        raise InvalidMessage("not a message of fedcluster")
+    values = {name: value for record in content.config_records.values() for name, value in record.items()}
+    tensors = {name: value for name, value in values.items() if isinstance(value, bytes)}
+    return {name: value for name, value in values.items() if name not in tensors}, unpack_tensors(tensors)
 
 
-def unpack_tensors(record: Mapping[str, Any]) -> Message:
+def unpack_tensors(record: Mapping[str, Any]) -> Tensors:
     tensors = {}
     for name, data in record.items():
         if len(data) % 4:
-            raise Unreadable("a tensor that is not float32")
+            raise InvalidMessage("a tensor that is not float32")
         tensors[name] = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
     return tensors
 
 
-def skew(facts: Facts, other: str, this: str) -> str:
-    """Which versions of fedcluster the two sides run, where they differ; nothing where they do not."""
-    found = facts.get("version")
+def version_mismatch(fields: Fields, other: str, this: str) -> str:
+    """Names both versions of fedcluster where the two sides run different ones; empty where they do not."""
+    found = fields.get("version")
     if found == __version__:
         return ""
     theirs = f"fedcluster {found[:40]}" if isinstance(found, str) else "an older fedcluster"
     return f"{other} runs {theirs}, {this} {__version__}"
 
 
-def refusal(content: RecordDict) -> str | None:
-    """Why the server does not let a device take part, if that is what it says."""
+def get_refusal(content: RecordDict) -> str | None:
+    """Why the server refuses this device, if that is what the message says."""
     try:
-        return text(unpack(content)[0], "refused")
-    except Unreadable:
+        return get_text(unpack(content)[0], "refused")
+    except InvalidMessage:
         return None
 
 
-def whole(facts: Facts, name: str) -> int:
-    """A fact that must be a whole number."""
-    value = facts.get(name)
+def get_int(fields: Fields, name: str) -> int:
+    value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise Unreadable(f"without {name}")
+        raise InvalidMessage(f"without {name}")
     return value
 
 
-def text(facts: Facts, name: str) -> str:
-    value = facts.get(name)
+def get_text(fields: Fields, name: str) -> str:
+    value = fields.get(name)
     if not isinstance(value, str):
-        raise Unreadable(f"without {name}")
+        raise InvalidMessage(f"without {name}")
     return value
+
+
+def printable(text: object) -> str:
+    """What another party wrote, safe for a terminal: no control characters, one line, at most 300 characters."""
+    words = str(text or "it failed without saying why")[:300].split()
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(words))

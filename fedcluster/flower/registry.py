@@ -1,8 +1,8 @@
-"""The roster: which devices there are, what they said of themselves, and which node each is now.
+"""The registry of a federation: its devices, what they said of themselves, and their clusters.
 
-A device is known by its own id. Flower's node ids are new with every start of a node or a SuperLink; what binds a node
-to a device is its key. The roster only grows: a device that goes keeps its number and its cluster and is left out of
-its turns until it is back; one that comes late, during a run or when it is resumed, gets the next number and joins the
+A device is known by its own id; Flower's node ids change with every start of a node or a SuperLink, and its key binds a
+node to a device. The registry only grows. A device that leaves keeps its number and cluster, and is missing from its
+cycles until it is back. One that comes late, during a run or when it is resumed, gets the next number and joins the
 smallest cluster in the next round.
 """
 
@@ -36,18 +36,23 @@ from fedcluster.fleet.fleet_file import DeviceTable
 from fedcluster.fleet.schedule import Cycle, Schedule
 from fedcluster.fleet.timezones import daily_hours, hours_ahead, zone
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-ROOM = 10_000  # devices that a roster may come to hold
+DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MAX_DEVICES = 10_000
 LABELS = ("labels", "--tell-labels")
-TOLD = {"major_class": LABELS, "balanced": LABELS, "similar": LABELS}
-TOLD |= {"timezone": ("timezone", "--timezone"), "availability": ("slots", "--slots")}  # what clusterings go by
+REQUIRED = {  # the field that a clustering needs of every device, and the option of join that gives it
+    "major_class": LABELS,
+    "balanced": LABELS,
+    "similar": LABELS,
+    "timezone": ("timezone", "--timezone"),
+    "availability": ("slots", "--slots"),
+}
 
 Text = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9/_+ :.,-]*$")]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 
 
-def told(check: Callable[[str], object]) -> AfterValidator:
-    """Of what a device may keep to itself: where it tells, it must pass the check, which raises ValueError."""
+def empty_or(check: Callable[[str], object]) -> AfterValidator:
+    """A text that a device may leave empty, or that passes the check, which raises ValueError."""
 
     def checked(text: str) -> str:
         if text:
@@ -58,34 +63,34 @@ def told(check: Callable[[str], object]) -> AfterValidator:
 
 
 class Registration(BaseModel):
-    """What a device says of itself when it is asked, checked."""
+    """What a device says of itself, checked."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    device: Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")]
+    device: Annotated[str, StringConstraints(pattern=f"^{DEVICE_ID.pattern}$")]
     samples: Count
     shape: Annotated[list[Count], Field(min_length=1, max_length=3)]
     classes: Annotated[int, Field(ge=1, le=100_000)]
-    timezone: Annotated[Text, told(zone)] = ""
-    slots: Annotated[Text, told(daily_hours)] = ""
+    timezone: Annotated[Text, empty_or(zone)] = ""
+    slots: Annotated[Text, empty_or(daily_hours)] = ""
     labels: Annotated[list[Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=100_000)] | None = None
 
     @model_validator(mode="after")
-    def a_count_for_every_class(self) -> "Registration":
+    def check_labels(self) -> "Registration":
         if self.labels is not None and len(self.labels) != self.classes:
             raise ValueError(f"{len(self.labels)} label counts for {self.classes} classes")
         return self
 
 
 class Entry(Registration):
-    """A device on the roster: its cluster (-1: it takes no part), and the round from which on it takes part."""
+    """A registered device with its cluster, -1 if it is in none, and the first round that it takes part in."""
 
     cluster: Annotated[int, Field(ge=-1)] = 0
     since: Annotated[int, Field(ge=0)] = 0
 
 
 def read_registration(text: str) -> Registration:
-    """ValueError says what is wrong with it."""
+    """Raises ValueError, whose text says what is wrong."""
     try:
         return Registration.model_validate_json(text)
     except ValidationError as error:
@@ -94,14 +99,14 @@ def read_registration(text: str) -> Registration:
 
 
 class Registry:
-    """Devices in the order of their numbers. With a path, latecomers are on the disk before they take part; those who
-    are there at the start are saved by whoever begins the run."""
+    """Devices in the order of their numbers. With a path, late devices are written to it before they take part; the
+    first devices are written by whoever starts the run."""
 
     def __init__(self, experiment: Experiment, path: Path | None = None) -> None:
         self.experiment, self.path = experiment, path
-        self.run = uuid4().hex  # what devices keep belongs to one run and to no other
+        self.run = uuid4().hex  # device state belongs to one run and to no other
         self.entries: list[Entry] = []
-        self.waiting: dict[str, Registration] = {}
+        self.pending: dict[str, Registration] = {}  # devices that join with the next round
         if path is not None and path.exists():
             try:
                 stored = json.loads(path.read_bytes())
@@ -113,28 +118,28 @@ class Registry:
     def number(self, device: str) -> int | None:
         return next((k for k, entry in enumerate(self.entries) if entry.device == device), None)
 
-    def note(self, registration: Registration) -> str | None:
-        """A device has said who it is: known devices stay what they are, others wait for the next round. Returns why it
-        is refused, if it is."""
+    def register(self, registration: Registration) -> str | None:
+        """Register a device that is online. A known device keeps its entry, another one joins with the next round.
+        Returns the reason if it is refused."""
         known = self.number(registration.device)
         if known is None:
-            if len(self.entries) + len(self.waiting) >= ROOM:
-                return f"the roster is full with {ROOM:,} devices"
-            unfit = self.unfit(registration)
-            if unfit is None:
-                self.waiting[registration.device] = registration
-            return unfit
+            if len(self.entries) + len(self.pending) >= MAX_DEVICES:
+                return f"the registry is full with {MAX_DEVICES:,} devices"
+            mismatch = self.mismatch(registration)
+            if mismatch is None:
+                self.pending[registration.device] = registration
+            return mismatch
         if self.entries[known].samples != registration.samples:
             return f"it had {self.entries[known].samples:,} samples and now says {registration.samples:,}"
         return None
 
-    def unfit(self, registration: Registration) -> str | None:
-        """All devices learn the same thing, and tell what the clustering goes by."""
+    def mismatch(self, registration: Registration) -> str | None:
+        """Why the device cannot take part: the clustering needs more of it, or its samples are of another shape."""
         method = self.experiment.clusters.method
-        field, option = TOLD.get(str(method), ("device", ""))
+        field, option = REQUIRED.get(str(method), ("device", ""))
         if not getattr(registration, field):
-            return f'clusters.method = "{method}" goes by its {field}, which it does not tell: join with {option}'
-        for other in [*self.entries, *self.waiting.values()][:1]:
+            return f'clusters.method = "{method}" needs its {field}: join with {option}'
+        for other in [*self.entries, *self.pending.values()][:1]:
             if other.shape != registration.shape:
                 return f"its samples are {registration.shape}, those of device {other.device} are {other.shape}"
         if self.entries and self.experiment.data.name == WITH_DEVICES and registration.classes > self.classes:
@@ -143,31 +148,31 @@ class Registry:
 
     @property
     def classes(self) -> int:
-        """As many as the devices had with which the run began."""
+        """The largest number of classes among the devices with which the run started."""
         return max(entry.classes for entry in self.entries if entry.since == 0)
 
     def admit(self, round: int, say: Callable[[str], None]) -> None:
-        """Those who wait take part from this round on: at the start by the experiment's clustering, later each in the
-        smallest cluster, and in the second round at the earliest: what the run began with stays as it is."""
-        if not self.waiting:
+        """Admit the pending devices from this round on: at the start by the experiment's clustering, later each to the
+        smallest cluster, and not before the second round, so that a resumed run starts with the same devices."""
+        if not self.pending:
             return
-        newcomers = sorted(self.waiting.values(), key=order)
-        self.waiting = {}
+        new = sorted(self.pending.values(), key=sort_key)
+        self.pending = {}
         if not self.entries:
-            self.entries = [Entry(**dict(one)) for one in newcomers]
+            self.entries = [Entry(**dict(one)) for one in new]
             groups = clusters.build(self.experiment.clusters, self.fleet(), self.experiment.seed)
             self.entries = [
                 entry.model_copy(update={"cluster": int(cluster)})
                 for entry, cluster in zip(self.entries, groups.assignment, strict=True)
             ]
             return
-        since = max(round, 1, self.entries[-1].since)  # numbers are given in the order of the rounds
-        for one in newcomers:
+        since = max(round, 1, self.entries[-1].since)  # numbers are in the order of the rounds
+        for one in new:
             smallest = int(np.bincount([entry.cluster + 1 for entry in self.entries])[1:].argmin())
             self.entries.append(Entry(**dict(one), cluster=smallest, since=since))
             say(f"device {one.device} joins cluster {smallest} in round {since + 1}")
-        for claim in self.claims(len(self.entries) - len(newcomers)):
-            say(claim)
+        for warning in self.capped_claims(len(self.entries) - len(new)):
+            say(warning)
         self.save()
 
     def save(self) -> None:
@@ -176,23 +181,27 @@ class Registry:
             write_atomically(self.path, json.dumps({"run": self.run, "devices": lines}, indent=1) + "\n")
 
     def fleet(self, round: int | None = None) -> Fleet:
-        """The devices that take part in a round, as the simulator sees a fleet: without their data."""
-        entries = self.entries if round is None else [entry for entry in self.entries if entry.since <= round]
-        sizes = np.array([entry.samples for entry in entries])
-        cap = self.experiment.accept.cap(claimed=True)
-        method = self.experiment.clusters.method
+        """The devices that take part in a round (None: all), as a simulated fleet without data."""
+        entries = self.members(round)
         labels = label_counts([entry.labels for entry in entries], max(entry.classes for entry in entries))
         day = self.experiment.fleet.date
         ahead = np.array([hours_ahead(entry.timezone, day) if entry.timezone else np.nan for entry in entries])
         free = None
-        if method == "availability":
+        if self.experiment.clusters.method == "availability":
             free = daily([daily_hours(entry.slots) for entry in entries], np.nan_to_num(ahead))
         known = DeviceTable(utc_offset=None if np.isnan(ahead).all() else ahead, availability=free)
-        names = np.array([entry.device for entry in entries])
-        return Fleet(sizes, names, labels, known, cap)
+        sizes, names = np.array([entry.samples for entry in entries]), np.array([entry.device for entry in entries])
+        return Fleet(sizes, names, labels, known, self.experiment.accept.cap(claimed=True))
 
-    def claims(self, first: int = 0) -> list[str]:
-        """Who, from device number `first` on, says that it has more samples than it counts for."""
+    def clusters(self, round: int | None = None) -> Clusters:
+        assignment = np.array([entry.cluster for entry in self.members(round)], np.int32)
+        return Clusters(assignment, int(assignment.max()) + 1)
+
+    def members(self, round: int | None) -> list[Entry]:
+        return self.entries if round is None else [entry for entry in self.entries if entry.since <= round]
+
+    def capped_claims(self, first: int = 0) -> list[str]:
+        """A warning for every device, from number `first` on, whose claimed number of samples is capped."""
         fleet = self.fleet()
         counts = capped(fleet.sizes, fleet.cap).tolist()
         return [
@@ -202,56 +211,37 @@ class Registry:
             if count < entry.samples
         ]
 
-    def clusters(self, round: int | None = None) -> Clusters:
-        entries = self.entries if round is None else [entry for entry in self.entries if entry.since <= round]
-        assignment = np.array([entry.cluster for entry in entries], np.int32)
-        return Clusters(assignment, int(assignment.max()) + 1)
 
-
-def label_counts(told: list[list[int] | None], classes: int) -> Labels | None:
-    """The label counts that devices have told, if all of them have."""
-    padded = [counts + [0] * (classes - len(counts)) for counts in told if counts]
-    if len(padded) < len(told):
+def label_counts(counts: list[list[int] | None], classes: int) -> Labels | None:
+    """The devices' label counts, if all devices have sent them."""
+    padded = [own + [0] * (classes - len(own)) for own in counts if own]
+    if len(padded) < len(counts):
         return None
     return Labels(np.array(padded).argmax(axis=1).astype(np.int32), lambda k: np.array(padded[k]))
 
 
-def order(registration: Registration) -> tuple[bool, int, str]:
-    """Numbers by their value, before names by their letters: device 3 of a federation is device 3 of the simulation."""
+def sort_key(registration: Registration) -> tuple[bool, int, str]:
+    """Numbers by value, before names by letters: device 3 of a federation is device 3 of the simulation."""
     name = registration.device
     return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
 
 
-class LiveSchedule(Schedule):
-    """A schedule over a roster that grows. `look` finds out who has come, before a round begins. `wait` comes before a
-    round is taken again, with other cohorts. `begun` is a round of which some cycles were taken before the server was
-    stopped: its cohorts stay as they are."""
+class RegistrySchedule(Schedule):
+    """The schedule of the registered devices: a pure function of the registry, the seed and the round."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        look: Callable[[], None],
-        say: Callable[[str], None],
-        wait: Callable[[int], None] | None = None,
-    ) -> None:
-        self.registry, self.look, self.say, self.wait = registry, look, say, wait
-        self.begun: int | None = None
-        self.latest = -1
-        experiment = registry.experiment
-        super().__init__(experiment.clusters, registry.fleet(0), registry.clusters(0), experiment.seed)
+    def __init__(self, registry: Registry) -> None:
+        super().__init__(
+            registry.experiment.clusters, registry.fleet(0), registry.clusters(0), registry.experiment.seed
+        )
+        self.registry = registry
 
     def round(self, j: int, order: Ints | None = None) -> list[Cycle]:
-        self.attempt = self.attempt + 1 if j == self.latest else 0
-        self.latest = j
-        if self.attempt and self.wait is not None:
-            self.wait(j)
-        self.look()
-        self.registry.admit(j + (j == self.begun), self.say)
-        self.fleet, self.clusters = self.registry.fleet(j), self.registry.clusters(j)
-        return super().round(j, order)
+        now = Schedule(self.options, self.registry.fleet(j), self.registry.clusters(j), self.seed)
+        now.attempt = self.attempt
+        return now.round(j, order)
 
-    def cohort_size(self) -> int:
-        return sum(cycle.wanted for cycle in super().round(0))
+    def name(self, k: int) -> str:
+        return self.registry.entries[k].device
 
     def largest_cohort(self) -> int:
-        return max(cycle.wanted for cycle in super().round(0))
+        return max(cycle.wanted for cycle in self.round(0))

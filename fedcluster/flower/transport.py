@@ -1,251 +1,251 @@
-"""The post: messages out to nodes, replies in, by way of Flower's Grid, with a clock and a scale of our own.
+"""The transport: sends messages to nodes through Flower's Grid and receives their replies.
 
-Flower's send_and_receive looks every three seconds and reads whatever a reply turns out to be. Here we look more often;
-a reply is taken piece by piece, so that one who announces more than it sends keeps nobody waiting; and it is weighed
-before it is read.
+Flower's `send_and_receive` polls every three seconds and decodes whatever a reply turns out to be. Here polling is
+faster or replaced by notification; a reply is fetched object by object, so that a node which announces more than it
+sends blocks nobody; and the size of a reply is checked before it is decoded.
 """
 
 import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from flwr.app import Array, Message
-from flwr.common.constant import ErrorCode
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import (
+
+from fedcluster.flower._compat import (
+    ConfirmMessageReceivedRequest,
+    ErrorCode,
+    HttpGrid,
+    PullAppMessagesRequest,
+    PullObjectRequest,
+    RuntimeHttpClient,
     get_object_body,
     get_object_children_ids_from_object_content,
     get_object_type_from_object_content,
+    inflate_object_from_contents,
     iterate_object_tree,
+    runtime_client,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.superlink.grid import HttpGrid
-
-from fedcluster.flower.messages import Facts, Unreadable, unpack
+from fedcluster.flower.messages import Fields, InvalidMessage, printable, unpack
 from fedcluster.state import Message as Tensors
 
-LOOK = 0.2  # seconds between two looks for replies
-ALIVE = 1.0  # seconds between two looks whether those are still on line whose replies are under way
-PIECES = 8  # objects that a reply of our app may consist of: three, and room
-KINDS = frozenset({"Message", "RecordDict", "ConfigRecord"})
+POLL_SECONDS = 0.2  # between two polls for replies
+ONLINE_SECONDS = 1.0  # between two checks that the senders of incomplete replies are still online
+MAX_OBJECTS = 8  # objects of a reply of our app: it has three
+OBJECT_TYPES = frozenset({"Message", "RecordDict", "ConfigRecord"})
 
-LATE, GONE, LEFT = "no answer in time", "it is not on line", "it went off line"
-WORDS = {  # of the errors with which the SuperLink answers in a node's place
-    ErrorCode.NODE_UNAVAILABLE: LEFT,
-    ErrorCode.MESSAGE_UNAVAILABLE: LATE,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: LATE,
+NO_ANSWER, OFFLINE, WENT_OFFLINE = "no answer in time", "it is not online", "it went offline"
+SUPERLINK_ERRORS = {  # with which the SuperLink answers in place of a node
+    ErrorCode.NODE_UNAVAILABLE: WENT_OFFLINE,
+    ErrorCode.MESSAGE_UNAVAILABLE: NO_ANSWER,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: NO_ANSWER,
 }
-SILENT = frozenset({*WORDS.values(), LATE, GONE})
+SILENT = frozenset({NO_ANSWER, OFFLINE, WENT_OFFLINE})
 
-Reply = tuple[Facts, Tensors]
-Found = Message | Unreadable | str
-"""A reply, a reply that is not taken, or why there is none."""
+Reply = tuple[Fields, Tensors]
+Outcome = Message | InvalidMessage | str
+"""A reply, a reply that is refused, or the reason why there is none."""
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A message without a reply: under which name it was sent, to which node, and how long we wait."""
+class SentMessage:
+    """A message without a reply yet: the number the caller gave it, its node, and until when (monotonic) we wait."""
 
-    name: int
+    number: int
     node: int
-    until: float
+    deadline: float
 
 
 @dataclass(eq=False)
 class PendingReply:
-    """A reply that is on its way: what there is to fetch, and what is here. `activated` says since when its sender has
-    been on line: one who comes back does not finish what it had begun to send."""
+    """A reply that has been announced and is being fetched. `activated` is when its sender came online: a node that has
+    reconnected since does not finish the upload that it had begun."""
 
-    answers: str
-    top: str
+    reply_to: str
+    message_id: str
     missing: list[str]
-    contents: dict[str, bytes] = field(default_factory=dict)
+    objects: dict[str, bytes] = field(default_factory=dict)
     activated: str | None = None
 
 
 class Notifier:
-    """How one side learns that there is something for it. Where nobody tells, one looks every so often; the gate, which
-    sees everything pass, rings."""
+    """Tells nodes that there are messages, and the server that there may be replies. This one does not know, so the
+    server polls; the proxy sees all traffic and knows."""
 
-    def ring(self, nodes: Iterable[int]) -> None:
+    def notify(self, nodes: Iterable[int]) -> None:
         """There are messages for these nodes."""
 
     def wait(self) -> None:
-        """Until there may be a reply."""
-        time.sleep(LOOK)
+        """Return when there may be a reply."""
+        time.sleep(POLL_SECONDS)
 
 
 class Transport:
-    """`most` bytes are as much as any reply may weigh, in so many pieces, of these kinds."""
+    """Replies of at most `max_bytes` in `max_objects` objects of these types are decoded; others are refused."""
 
     def __init__(
         self,
         grid: Grid,
-        most: int,
-        pieces: int = PIECES,
-        kinds: frozenset[str] = KINDS,
+        max_bytes: int,
+        max_objects: int = MAX_OBJECTS,
+        object_types: frozenset[str] = OBJECT_TYPES,
         notifier: Notifier | None = None,
     ) -> None:
-        self.grid, self.most, self.pieces, self.kinds, self.notifier = grid, most, pieces, kinds, notifier or Notifier()
-        self.waiting: dict[str, Waiting] = {}  # by message
-        self.parcels: list[PendingReply] = []
-        self.checked = 0.0
+        self.grid, self.notifier = grid, notifier or Notifier()
+        self.max_bytes, self.max_objects, self.object_types = max_bytes, max_objects, object_types
+        self.sent: dict[str, SentMessage] = {}  # by message id
+        self.pending: list[PendingReply] = []
+        self.online_checked = 0.0
 
-    def exchange(self, messages: dict[int, Message], seconds: float) -> Iterator[tuple[int, Found]]:
-        """Send each addressee a message and yield what comes back as it comes, until all is here or the time is up."""
-        self.waiting, self.parcels = {}, []
+    def exchange(self, messages: dict[int, Message], seconds: float) -> Iterator[tuple[int, Outcome]]:
+        """Send the messages and yield every outcome under its message's number, in the order of arrival."""
+        self.sent, self.pending = {}, []
         yield from self.send(messages, seconds)
-        while self.waiting:
+        while self.sent:
             yield from self.collect()
-            if self.waiting:
+            if self.sent:
                 self.notifier.wait()
 
     def send(self, messages: dict[int, Message], seconds: float) -> Iterator[tuple[int, str]]:
-        """Send; yields those who are gone. After so many seconds Flower forgets the messages by their own ttl."""
+        """Send, and yield those whose node is offline. We wait `seconds` for a reply."""
         ids = list(self.grid.push_messages(list(messages.values())))
-        self.notifier.ring(message.metadata.dst_node_id for message in messages.values())
-        until = time.monotonic() + seconds
-        for number, (name, message) in enumerate(messages.items()):
-            if number < len(ids) and ids[number]:
-                self.waiting[ids[number]] = Waiting(name, message.metadata.dst_node_id, until)
+        self.notifier.notify(message.metadata.dst_node_id for message in messages.values())
+        deadline = time.monotonic() + seconds
+        for position, (number, message) in enumerate(messages.items()):
+            if position < len(ids) and ids[position]:
+                self.sent[ids[position]] = SentMessage(number, message.metadata.dst_node_id, deadline)
             else:
-                yield name, GONE
+                yield number, OFFLINE
 
-    def collect(self) -> Iterator[tuple[int, Found]]:
-        """One look: replies that are here and whole, those that never will be, and those whose time is up."""
-        for answers, reply in self.look():
+    def collect(self) -> Iterator[tuple[int, Outcome]]:
+        """Poll once: replies that are complete, replies that never will be, and messages whose time is up."""
+        for reply_to, reply in self.poll():
             if isinstance(reply, PendingReply):
-                self.parcels.append(reply)
+                self.pending.append(reply)
             else:
-                yield self.settle(answers), reply
-        left = self.left()
-        for parcel in list(self.parcels):
-            found = self.fetch(parcel)
-            if found is None and parcel in left:
-                found = LEFT
-            if found is not None:
-                yield self.settle(parcel.answers), found
-        for id, one in list(self.waiting.items()):
-            if time.monotonic() > one.until:
-                yield self.settle(id), LATE
+                yield self.settle(reply_to), reply
+        abandoned = self.abandoned()
+        for pending in list(self.pending):
+            outcome = self.fetch(pending)
+            if outcome is None and pending in abandoned:
+                outcome = WENT_OFFLINE
+            if outcome is not None:
+                yield self.settle(pending.reply_to), outcome
+        for message_id, message in list(self.sent.items()):
+            if time.monotonic() > message.deadline:
+                yield self.settle(message_id), NO_ANSWER
 
-    def settle(self, id: str) -> int:
-        """A message has been answered, or never will be: whom it was for. The SuperLink keeps what was not fetched, of
-        the message or of its answer, until somebody deletes it."""
-        tops = [parcel.top for parcel in self.parcels if parcel.answers == id]
-        self.parcels = [parcel for parcel in self.parcels if parcel.answers != id]
-        self.delete(id, *tops)
-        return self.waiting.pop(id).name
+    def settle(self, message_id: str) -> int:
+        """Forget a message that is answered or never will be, and return its number. Deleting is necessary: the
+        SuperLink keeps messages that nobody fetched and replies that never came whole."""
+        replies = [pending.message_id for pending in self.pending if pending.reply_to == message_id]
+        self.pending = [pending for pending in self.pending if pending.reply_to != message_id]
+        self.delete(message_id, *replies)
+        return self.sent.pop(message_id).number
 
-    def delete(self, *ids: str) -> None:
+    def delete(self, *message_ids: str) -> None:
         if isinstance(self.grid, HttpGrid):
-            for id in ids:
+            for message_id in message_ids:
                 request = ConfirmMessageReceivedRequest(
-                    node=self.grid.node, run_id=self.grid.run.run_id, message_object_id=id
+                    node=self.grid.node, run_id=self.grid.run.run_id, message_object_id=message_id
                 )
                 self.client.ConfirmMessageReceived(request)
 
-    def left(self) -> list[PendingReply]:
-        """Those whose senders have gone since they began to send: what is not here by now will never come."""
-        if not self.parcels or time.monotonic() < self.checked + ALIVE:
+    def abandoned(self) -> list[PendingReply]:
+        """Replies whose senders have gone offline, or reconnected, since they announced them."""
+        if not self.pending or time.monotonic() < self.online_checked + ONLINE_SECONDS:
             return []
-        self.checked = time.monotonic()
+        self.online_checked = time.monotonic()
         online = {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
-        gone = []
-        for parcel in self.parcels:
-            activated = online.get(self.waiting[parcel.answers].node)
-            parcel.activated = parcel.activated or activated
-            if activated is None or activated != parcel.activated:
-                gone.append(parcel)
-        return gone
+        abandoned = []
+        for pending in self.pending:
+            activated = online.get(self.sent[pending.reply_to].node)
+            pending.activated = pending.activated or activated
+            if activated is None or activated != pending.activated:
+                abandoned.append(pending)
+        return abandoned
 
-    def look(self) -> Iterator[tuple[str, PendingReply | Found]]:
-        """What has come since the last look; what is being fetched already is not asked for again."""
-        ids = self.waiting.keys() - {parcel.answers for parcel in self.parcels}
+    def poll(self) -> Iterator[tuple[str, PendingReply | Outcome]]:
+        """What was announced since the last poll, with the id of the message that it answers."""
+        ids = self.sent.keys() - {pending.reply_to for pending in self.pending}
         if not ids:
             return
-        if not isinstance(self.grid, HttpGrid):  # Flower's own simulation, where nobody is a stranger
+        if not isinstance(self.grid, HttpGrid):  # Flower's own simulation, where every node is trusted
             for message in self.grid.pull_messages(ids):
-                yield message.metadata.reply_to_message_id, failure(message) or message
+                yield message.metadata.reply_to_message_id, error_of(message) or message
             return
         response = self.client.PullMessages(PullAppMessagesRequest(message_ids=ids))
         for envelope, tree in zip(response.messages_list, response.message_object_trees, strict=True):
-            answers = envelope.metadata.reply_to_message_id  # an error of the SuperLink's has itself as sender
-            if answers not in ids:
+            reply_to = envelope.metadata.reply_to_message_id  # the sender of an error is the SuperLink itself
+            if reply_to not in ids:
                 continue
-            pieces = [one.object_id for one in iterate_object_tree(tree)]
-            if len(pieces) > self.pieces:
+            objects = [one.object_id for one in iterate_object_tree(tree)]
+            if len(objects) > self.max_objects:
                 self.delete(envelope.metadata.message_id)
-                yield answers, Unreadable(f"a reply in {len(pieces):,} pieces")
+                yield reply_to, InvalidMessage(f"a reply of {len(objects):,} objects")
             else:
-                yield answers, PendingReply(answers, envelope.metadata.message_id, pieces)
+                yield reply_to, PendingReply(reply_to, envelope.metadata.message_id, objects)
 
     @property
-    def client(self) -> Any:
+    def client(self) -> RuntimeHttpClient:
         assert isinstance(self.grid, HttpGrid)
-        return self.grid._runtime_client
+        return runtime_client(self.grid)
 
-    def fetch(self, parcel: PendingReply) -> Found | None:
-        """Take what is there of a parcel; its content when it is whole, or why it never will be."""
+    def fetch(self, pending: PendingReply) -> Outcome | None:
+        """Fetch the objects that have arrived; the outcome once the reply is complete or invalid, else None."""
         assert isinstance(self.grid, HttpGrid)
-        run = self.grid.run.run_id
-        for name in list(parcel.missing):
-            request = PullObjectRequest(node=self.grid.node, run_id=run, object_id=name)
+        for name in list(pending.missing):
+            request = PullObjectRequest(node=self.grid.node, run_id=self.grid.run.run_id, object_id=name)
             response = self.client.PullObject(request)
             if not response.object_found:
                 return "a reply that was never sent whole"
             if not response.object_available:
                 return None
-            parcel.missing.remove(name)
-            parcel.contents[name] = response.object_content
-            if sum(map(len, parcel.contents.values())) > self.most:
-                return Unreadable(f"a reply of more than {self.most:,} bytes")
+            pending.missing.remove(name)
+            pending.objects[name] = response.object_content
+            if sum(map(len, pending.objects.values())) > self.max_bytes:
+                return InvalidMessage(f"a reply of more than {self.max_bytes:,} bytes")
+        return self.decode(pending)
+
+    def decode(self, pending: PendingReply) -> Outcome:
+        objects = pending.objects
         try:
-            if any(get_object_type_from_object_content(one) not in self.kinds for one in parcel.contents.values()):
-                return Unreadable("a reply that is not one of ours")
-            if expanded(parcel.contents) > self.most:
-                return Unreadable(f"a reply that unpacks to more than {self.most:,} bytes")
-            message = inflate_object_from_contents(parcel.top, parcel.contents)
-        except Exception as error:  # Flower's parsers raise what they like
-            return Unreadable(f"a reply that cannot be read ({type(error).__name__})")
+            if any(get_object_type_from_object_content(one) not in self.object_types for one in objects.values()):
+                return InvalidMessage("a reply of other types than expected")
+            if unpacked_bytes(objects) > self.max_bytes:
+                return InvalidMessage(f"a reply that unpacks to more than {self.max_bytes:,} bytes")
+            message = inflate_object_from_contents(pending.message_id, objects)
+        except Exception as error:  # Flower's parsers may raise anything
+            return InvalidMessage(f"a reply that cannot be decoded ({type(error).__name__})")
         if not isinstance(message, Message):
-            return Unreadable("a reply that is not one of ours")
-        return failure(message) or message
+            return InvalidMessage("a reply that is not a message")
+        return error_of(message) or message
 
 
-def expanded(contents: dict[str, bytes]) -> int:
-    """Bytes of Flower's arrays once they are put together: an array names its chunks, and may name one many times."""
+def unpacked_bytes(objects: dict[str, bytes]) -> int:
+    """Bytes of Flower's arrays once they are assembled: an array names its chunks, and may name one many times."""
     total = 0
-    for content in contents.values():
+    for content in objects.values():
         if get_object_type_from_object_content(content) == "Array":
             chunks = get_object_children_ids_from_object_content(content)
             body = json.loads(get_object_body(content, Array))
-            total += sum(len(contents[chunks[int(index)]]) for index in body["arraychunk_ids"])
+            total += sum(len(objects[chunks[int(index)]]) for index in body["arraychunk_ids"])
     return total
 
 
-def failure(message: Message) -> str | None:
-    """Why there is no answer, when the device or the SuperLink says so."""
+def error_of(message: Message) -> str | None:
+    """Why there is no answer, where the device or the SuperLink sends an error in its place."""
     if not message.has_error():
         return None
-    return WORDS.get(message.error.code) or f"it says: {printable(message.error.reason)}"
+    return SUPERLINK_ERRORS.get(message.error.code) or f"it says: {printable(message.error.reason)}"
 
 
-def opened(found: Found) -> Reply | Unreadable | str:
-    """A reply of our own app, unpacked."""
-    if not isinstance(found, Message):
-        return found
+def unpack_outcome(outcome: Outcome) -> Reply | InvalidMessage | str:
+    """The fields and tensors of a reply of our own app; other outcomes as they are."""
+    if not isinstance(outcome, Message):
+        return outcome
     try:
-        return unpack(found.content)
-    except Unreadable as error:
+        return unpack(outcome.content)
+    except InvalidMessage as error:
         return error
-
-
-def printable(text: object) -> str:
-    """What a device says of its failure, made fit for a log."""
-    words: Iterable[str] = str(text or "it failed, and does not say why")[:300].split()
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(words))

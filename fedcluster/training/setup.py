@@ -12,7 +12,7 @@ from fedcluster import algorithms
 from fedcluster.algorithms.transforms import Transforms
 from fedcluster.data import sources
 from fedcluster.data.dataset import Dataset
-from fedcluster.data.partition import Partition, one_device
+from fedcluster.data.partition import Ints, Partition, one_device
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Experiment, Local
 from fedcluster.fleet import clock as clocks
@@ -85,48 +85,73 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu", preci
     central = experiment.method == "centralized"
     local = pooled_budget(experiment, everyone, schedule, display) if central else experiment.local
     trainer = build_trainer(experiment, dataset.shape, dataset.classes, device, local, precision)
-    algorithm, flat_model = trainer.algorithm, trainer.flat_model
+    flat_model = trainer.flat_model
     check_output(flat_model, dataset)
     if flat_model.could_be_compiled and flat_model.network is None:
         display.say(f"training with torch, which is slower for this model: {unavailable_reason()}")
-    evaluate = Evaluator(flat_model, dataset, partition.pooled(SAMPLE, seed), find_metrics(experiment.metrics))
-    by_device = None
-    if partition.held_out is not None:
-        by_device = DeviceEvaluator(evaluate, partition.held_out, groups, experiment.eval, seed)
-    devices = len(everyone)
+    sample, held_out = partition.pooled(SAMPLE, seed), partition.held_out
     if central:
         partition = pool(partition, dataset, seed)
-        everyone, groups = fleet.Fleet(partition.sizes), clusters.Clusters(np.zeros(1, np.int32), 1)
-        schedule = Schedule(options, everyone, groups, seed)
-        devices = 0  # the data are in one place: nothing travels
-    optimizer = None if central else algorithms.optimizer(experiment.server)
-    start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size, schedule)
-    clock = None
-    if experiment.clock is not None and not central:
-        clocks.check(experiment.clock, schedule)
-        down, up = (sum(map(size, messages)) for messages in algorithms.messages(algorithm, start))
-        clock = clocks.Clock(experiment.clock, everyone, local, seed, down, up)
+        schedule = Schedule(options, fleet.Fleet(partition.sizes), clusters.Clusters(np.zeros(1, np.int32), 1), seed)
+    setup = assemble(
+        experiment,
+        trainer,
+        schedule,
+        InProcess(trainer, dataset, partition),
+        dataset.shape,
+        dataset.classes,
+        dataset,
+        partition,
+        sample,
+    )
+    if held_out is not None:
+        by_device = DeviceEvaluator(setup.evaluate, held_out, groups, experiment.eval, seed)
+        setup = replace(setup, evaluate_devices=by_device)
+    if central:
+        return replace(setup, devices=0)  # the data are in one place: nothing travels
+    if experiment.clock is None:
+        return setup
+    clocks.check(experiment.clock, schedule)
+    down, up = (sum(map(size, messages)) for messages in algorithms.messages(setup.algorithm, setup.start))
+    return replace(setup, clock=clocks.Clock(experiment.clock, everyone, local, seed, down, up))
+
+
+def assemble(
+    experiment: Experiment,
+    trainer: Trainer,
+    schedule: Schedule,
+    executor: Executor,
+    shape: tuple[int, ...],
+    classes: int,
+    dataset: Dataset | None,
+    partition: Partition | None = None,
+    sample: Ints | None = None,
+) -> Setup:
+    """The setup of a run from its parts: the same for a simulation and for a federation's server. `sample` are the rows
+    of the training samples on which the model is evaluated, None where only devices have any."""
+    algorithm, flat_model = trainer.algorithm, trainer.flat_model
+    optimizer = None if experiment.method == "centralized" else algorithms.optimizer(experiment.server)
     return Setup(
         experiment=experiment,
         dataset=dataset,
-        shape=dataset.shape,
-        classes=dataset.classes,
-        fleet=everyone,
+        shape=shape,
+        classes=classes,
+        fleet=schedule.fleet,
         partition=partition,
-        clusters=groups,
+        clusters=schedule.clusters,
         schedule=schedule,
-        rates=Rates(experiment, groups.count),
+        rates=Rates(experiment, schedule.clusters.count),
         flat_model=flat_model,
         algorithm=algorithm,
         transforms=trainer.transforms,
         optimizer=optimizer,
-        executor=InProcess(trainer, dataset, partition),
-        clock=clock,
-        evaluate=evaluate,
-        evaluate_devices=by_device,
-        start=start,
+        executor=executor,
+        clock=None,
+        evaluate=Evaluator(flat_model, dataset, sample, find_metrics(experiment.metrics)),
+        evaluate_devices=None,
+        start=algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size, schedule),
         initial_device_state=algorithm.initial_device_state(flat_model.w, flat_model.size),
-        devices=devices,
+        devices=len(schedule.fleet),
     )
 
 

@@ -1,8 +1,9 @@
-"""Federations of real processes on loopback: what the simulation finds, to the bit; also when processes are killed, and
-when attackers are among them."""
+"""Federations of real processes on loopback find what the simulation finds, to the bit; also when processes are killed,
+and with hostile devices among them. Federated averaging itself is compared in test_strangers.py."""
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.xdist_group("federation")  # they share devices, and th
 
 SLOW = "tests.slow:Slow"
 EXPERIMENT = fedcluster.Experiment(
-    rounds=3,
+    rounds=2,
     fleet={"devices": 12, "samples": 40},
     clusters={"count": 3, "participation": 0.5},
     model={"name": "mlp"},
@@ -56,10 +57,9 @@ def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 @pytest.mark.parametrize(
     "local",
     [
-        {"algorithm": "fedavg"},
         {"algorithm": "fedprox", "optimizer": "adam", "lr": 0.002},
         {"algorithm": "scaffold"},
-        {"algorithm": "vrl_sgd", "steps": [3, 6]},  # two exchanges a turn
+        {"algorithm": "vrl_sgd", "steps": [3, 6]},  # two phases
         {"algorithm": "mime", "optimizer": "momentum"},  # the second does not send the model again
         {"algorithm": "fedhbm", "schedule": {"name": "cosine"}},
     ],
@@ -73,7 +73,7 @@ def test_a_federation_equals_its_simulation(twelve: Federation, tmp_path: Path, 
     twelve.finish(server, name)
     assert twelve.model(name) == (tmp_path / name / "model.safetensors").read_bytes()
     last = twelve.lines(name, "metrics.jsonl")[-1]
-    assert (last["device_updates"], last["aggregations"], last["refused"]) == (18, 9, 0)
+    assert (last["device_updates"], last["aggregations"], last["refused"]) == (12, 6, 0)
     assert all(turn["missing"] == [] for turn in twelve.lines(name))
 
 
@@ -90,8 +90,8 @@ def test_a_killed_superlink_and_a_killed_server_are_resumed(twelve: Federation, 
     for pid in children(server.pid):
         os.kill(pid, signal.SIGKILL)
     assert server.wait(300) == 8
-    said = twelve.said("killed")
-    assert "fedcluster: Flower's SuperLink is gone" in said
+    said = twelve.log("killed")
+    assert "fedcluster: Flower's SuperLink has ended" in said
     assert "Traceback" not in said
     before = len(twelve.lines("killed"))
 
@@ -110,42 +110,45 @@ def test_a_killed_superlink_and_a_killed_server_are_resumed(twelve: Federation, 
 
 
 def test_killed_devices_are_missed_and_one_comes_back(twelve: Federation) -> None:
-    """One device comes late. Then three of a cluster are killed in the middle of their turn: it ends without them, and
-    one is restarted and takes part again. Then the whole cluster is dark: the others go on."""
-    slow = {"local.algorithm": SLOW, "clusters.participation": 1.0, "clusters.order": "cyclic", "rounds": 12}
+    """One device comes late. Then three of a cluster are killed in the middle of their cycle: it ends without them, and
+    one is restarted and takes part again. Then the whole cluster is offline, and the others continue."""
+    slow = {"local.algorithm": SLOW, "clusters.participation": 1.0, "clusters.order": "cyclic", "rounds": 1000}
     twelve.devices.pop("11").terminate()
     server = twelve.serve("faults", experiment=EXPERIMENT.override(**slow))
     until(lambda: len(twelve.lines("faults")) >= 1)
     twelve.join(11, "--allow", SLOW)
-    until(lambda: "device 11 joins cluster" in twelve.said("faults"))
+    until(lambda: "device 11 joins cluster" in twelve.log("faults"))
     members = [entry["device"] for entry in registry(twelve, "faults") if entry["cluster"] == 1]
     killed, rest, numbers = members[:3], members[3:], [int(device) for device in members]
 
     def ours() -> list[dict[str, Any]]:
-        return [turn for turn in twelve.lines("faults") if turn["cluster"] == 1]
+        return [cycle for cycle in twelve.lines("faults") if cycle["cluster"] == 1]
 
     for device in killed:
-        os.kill(twelve.devices[device].pid, signal.SIGSTOP)  # so that the turn cannot end before they are killed
+        os.kill(twelve.devices[device].pid, signal.SIGSTOP)  # so that the cycle cannot end before they are killed
     until(lambda: len(twelve.lines("faults")) % 3 == 1)  # theirs is the next one
     for device in killed:
         kill(twelve.devices[device])
     twelve.join(killed[0], "--allow", SLOW)
-    until(lambda: any(turn["missing"] == numbers[:3] and turn["changed"] for turn in ours()))
+    until(lambda: any(cycle["missing"] == numbers[:3] and cycle["changed"] for cycle in ours()))
     until(lambda: ours()[-1]["missing"] == numbers[1:3])
     for device in (killed[0], *rest):
         twelve.devices[device].terminate()
     until(lambda: ours()[-1]["missing"] == numbers)
-    twelve.finish(server, "faults")
+    round = ours()[-1]["round"]
+    until(lambda: twelve.lines("faults", "metrics.jsonl")[-1]["round"] >= round)
+    server.terminate()
+    assert server.wait(300) == 143
     for device in members:
         twelve.join(device, "--allow", SLOW)
-    turns = twelve.lines("faults")
-    assert len(turns) == 12 * 3
-    assert not ours()[-1]["changed"]
-    assert all(turn["changed"] and turn["missing"] == [] for turn in turns if turn["cluster"] != 1)
     last = twelve.lines("faults", "metrics.jsonl")[-1]
-    asked, lost = (sum(len(turn[name]) for turn in turns) for name in ("cohort", "missing"))
-    away = twelve.said("faults").count("it is not on line")  # nothing was sent to them
-    assert (last["downloads"], last["uploads"]) == (asked - away, asked - lost)
+    cycles = [cycle for cycle in twelve.lines("faults") if cycle["round"] <= last["round"]]
+    assert not ours()[-1]["changed"]
+    assert all(cycle["changed"] and cycle["missing"] == [] for cycle in cycles if cycle["cluster"] != 1)
+    asked, missing = (sum(len(cycle[name]) for cycle in cycles) for name in ("cohort", "missing"))
+    unsent = re.findall(r"^round (\d+), .*it is not online$", twelve.log("faults"), re.M)
+    sent = asked - sum(int(found) <= last["round"] for found in unsent)
+    assert (last["downloads"], last["uploads"]) == (sent, asked - missing)
 
 
 def registry(federation: Federation, out: str) -> list[dict[str, Any]]:
@@ -167,7 +170,7 @@ class Honest(InProcess):
 
 
 def test_attackers_are_refused_by_name_and_change_nothing(twelve: Federation) -> None:
-    experiment = EXPERIMENT.override(**{"clusters.participation": 1.0, "rounds": 2})
+    experiment = EXPERIMENT.override(**{"clusters.participation": 1.0})
     attackers = {}
     for device, mode in MODES.items():
         twelve.devices.pop(device).terminate()
@@ -185,23 +188,23 @@ def test_attackers_are_refused_by_name_and_change_nothing(twelve: Federation) ->
     other = twelve.folder / "other"  # of another federation
     certificates.make(other, 3, ["127.0.0.1"])
 
-    server = twelve.serve("attacked", experiment=experiment, nodes=11, deadline=45)
-    until(lambda: "open to devices" in twelve.said("attacked"))
+    server = twelve.serve("attacked", experiment=experiment, nodes=11, deadline=20)
+    until(lambda: "listening for devices" in twelve.log("attacked"))
     common = ["join", "--server", twelve.server, "--device", "2", "--data", "2.npz", "--certificates"]
     twelve.start("imposter-says", *common, imposter)
     twelve.start("stranger-says", *common, stranger)
     distrusting = twelve.start("other-says", *common, other)
     plain(twelve.port)
     knock(twelve)
-    until(lambda: "device 9: no answer in time" in twelve.said("attacked"))
+    until(lambda: "device 9: no answer in time" in twelve.log("attacked"))
     kill(attackers["hang"])  # once is enough
     said = twelve.finish(server, "attacked")
 
     assert distrusting.wait(300) == 3
-    assert "does not prove to be the server" in twelve.said("other-says")
+    assert "does not have a certificate of" in twelve.log("other-says")
     for refused in (
-        "gate: refused a connection from 127.0.0.1 (it does not speak TLS)",
-        "gate: refused a connection from 127.0.0.1 (it does not trust our certificate",
+        "proxy: refused a connection from 127.0.0.1 (it does not speak TLS)",
+        "proxy: refused a connection from 127.0.0.1 (it does not trust our certificate",
         "'/v1/control/register-node' is not open to devices",
         "'/v1/control/start-run' is not open to devices",
         "'/v1/runtime/acquire-task' is not open to devices",
@@ -213,10 +216,10 @@ def test_attackers_are_refused_by_name_and_change_nothing(twelve: Federation) ->
         "refused the update of device 6 (wrong names)",
         "refused the update of device 8 (for round 0, cycle",
         "device 9: no answer in time",
-        "gate: refused device 10 at 127.0.0.1: an upload of more than",
+        "proxy: refused device 10 at 127.0.0.1: an upload of more than",
     ):
         assert refused in said, refused + "\n" + said
-    assert "the server refuses device 2: it says that it is device 2, whose key it does not" in twelve.said(
+    assert "the server refuses device 2: it says that it is device 2, whose key it does not" in twelve.log(
         "imposter-says"
     )
     assert twelve.model("attacked") == simulated(twelve, experiment)

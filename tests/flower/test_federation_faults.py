@@ -91,15 +91,15 @@ def test_devices_that_vanish_leave_fail_or_do_not_fit(few: Federation) -> None:
     later = few.run("later", sys.executable, "-m", "tests.later", few.server, 0, few.folder)
     one = EXPERIMENT.override(**{"clusters.count": 1, "rounds": 1})
     server = few.serve("lost", experiment=one, nodes=4, deadline=3600)
-    until(lambda: "the server refuses device 0" in few.said("later"))  # before the round can begin
+    until(lambda: "the server refuses device 0" in few.log("later"))  # before the round can begin
     few.join(4)
     said = few.finish(server, "lost", seconds=900)
     skew = f"it runs fedcluster 9.9.9, this server {fedcluster.__version__}: install the same version on both"
     assert f"refused a node (key of device 0): battery: Extra inputs are not permitted; {skew}" in said
-    assert f"the server refuses device 0: battery: Extra inputs are not permitted; {skew}" in few.said("later")
+    assert f"the server refuses device 0: battery: Extra inputs are not permitted; {skew}" in few.log("later")
     assert "refused the update of device 1 (model: not finite)" in said
-    assert "device 2: it went off line" in said
-    assert "device 3: it went off line" in said
+    assert "device 2: it went offline" in said
+    assert "device 3: it went offline" in said
     (turn,) = few.lines("lost")
     assert (turn["cohort"], turn["missing"], turn["changed"]) == ([0, 1, 2, 3], [1, 2], True)
     stop(few, 4)
@@ -115,10 +115,10 @@ def test_rounds_wait_for_devices(few: Federation) -> None:
     few.join(1)
     server = few.serve("again", experiment=slow, wait=10)
     assert server.wait(600) == 8
-    said = few.said("again")
+    said = few.log("again")
     assert "device 0: it says: the server asks for tests.slow:Slow, which this device does not allow" in said
-    assert "round 1 did not take place: too few updates of 2 devices on line; waiting" in said
-    assert "fedcluster: round 1: too few updates of 2 devices on line, for 10 s" in said
+    assert "round 1 failed: too few updates from 2 devices online; waiting" in said
+    assert "fedcluster: round 1: too few updates from 2 devices online for" in said
     assert (few.lines("again"), few.lines("again", "metrics.jsonl")) == ([], [])
 
     stop(few, 0, 1)
@@ -127,17 +127,17 @@ def test_rounds_wait_for_devices(few: Federation) -> None:
     server = few.serve("again", "--resume", "--min-updates", 2, experiment=slow)
     until(lambda: len(few.lines("again")) >= 2)
     stop(few, 0, 1)
-    until(lambda: "nobody is on line" in few.said("again"))
+    until(lambda: "no device is online" in few.log("again"))
     done = len(few.lines("again"))
     few.join(0, "--allow", SLOW)
-    until(lambda: "device 1: it is not on line" in few.said("again"))
+    until(lambda: "device 1: it is not online" in few.log("again"))
     assert len(few.lines("again")) == done
     few.join(1, "--allow", SLOW)
     said = few.finish(server, "again")
     assert [(turn["round"], turn["changed"], turn["missing"]) for turn in few.lines("again")] == [
         (round, True, []) for round in range(1, 5)
     ]
-    lost = said.count("it went off line") + said.count("it says: ")
+    lost = said.count("it went offline") + said.count("it says: ")
     last = few.lines("again", "metrics.jsonl")[-1]
     assert last["downloads"] - last["uploads"] == lost
     assert last["aggregations"] == 4

@@ -19,7 +19,7 @@ SCRIPTS = Path(sys.executable).parent
 EXPERIMENT = fedcluster.Experiment(
     rounds=2,
     fleet={"devices": 2, "samples": 40},
-    clusters={"count": 2, "participation": 1.0},
+    clusters={"count": 1, "participation": 1.0},
     model={"name": "logistic"},
     local={"steps": 5, "batch": 10, "lr": 0.05, "algorithm": "scaffold"},
 )
@@ -38,6 +38,7 @@ class Documented:
         home.mkdir()
         (home / "config.toml").write_text(self.here(self.config))
         self.environment = QUIET | {"FLWR_HOME": str(home), "PATH": f"{SCRIPTS}:/usr/bin:/bin"}
+        self.environment |= {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 
     def here(self, text: str) -> str:
         federation = self.federation
@@ -55,8 +56,8 @@ class Documented:
         return self.federation.run(name, SCRIPTS / words[0], *words[1:], *more, **self.environment)
 
     def done(self, name: str, process: Process) -> str:
-        assert process.wait(600) == 0, self.federation.said(name)
-        said = self.federation.said(name)
+        assert process.wait(600) == 0, self.federation.log(name)
+        said = self.federation.log(name)
         assert f"({self.federation.server})" in said
         assert "Starting local SuperLink" not in said
         return said
@@ -68,12 +69,12 @@ def test_flwr_run_equals_the_simulation(tmp_path: Path) -> None:
         (tmp_path / "experiment.toml").write_text(EXPERIMENT.to_toml())
         documented = Documented("With plain Flower", federation)
         documented.start("superlink", "flower-superlink")
-        until(lambda: "Uvicorn running" in federation.said("superlink"))
+        until(lambda: "Uvicorn running" in federation.log("superlink"))
         for k in range(2):
             documented.done(f"register-{k}", documented.start(f"register-{k}", "flwr supernode register", k))
             documented.start(f"supernode-{k}", "flower-supernode", k, "--port", free_port())
         documented.done("flwr", documented.start("flwr", "flwr run"))
-        assert (tmp_path / "out/model.safetensors").exists(), federation.said("flwr")[-3000:]
+        assert (tmp_path / "out/model.safetensors").exists(), federation.log("flwr")[-3000:]
         fedcluster.run(EXPERIMENT, tmp_path / "run", display=Display())
         assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "run/model.safetensors").read_bytes()
 
@@ -83,6 +84,6 @@ def test_flwr_run_reaches_the_simulation_superlink(tmp_path: Path) -> None:
     with Federation(tmp_path, EXPERIMENT) as federation:
         documented = Documented("In Flower's simulation", federation)
         documented.start("superlink", "flower-superlink")
-        until(lambda: "Uvicorn running" in federation.said("superlink"))
+        until(lambda: "Uvicorn running" in federation.log("superlink"))
         documented.commands = [one.replace(" --stream", "") for one in documented.commands]
         assert "Successfully started run" in documented.done("flwr", documented.start("flwr", "flwr run"))

@@ -1,4 +1,4 @@
-"""The gate's listener, in this process and with short deadlines: who gets a connection, for how long, for how much."""
+"""The proxy and its listener in this process, with short time limits: who is let in, for how long, and for how much."""
 
 import asyncio
 import errno
@@ -8,30 +8,37 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import Message, Metadata
-from flwr.proto.node_pb2 import Node
 
-from fedcluster.flower import listener, proxy
-from fedcluster.flower.listener import ADDRESS, DEVICE, Answer, Listener, Request, Room, Visitor
+from fedcluster.flower import listener
+from fedcluster.flower._compat import Node, PullMessagesRequest, PushMessagesRequest
+from fedcluster.flower.listener import (
+    MAX_PER_ADDRESS,
+    MAX_PER_DEVICE,
+    Client,
+    ConnectionLimits,
+    Listener,
+    Request,
+    Response,
+)
+from fedcluster.flower.proxy import FLEET, PULL, PUSH, Proxy
 
-LETTER = b"POST /known HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody"
+REQUEST = b"POST /known HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody"
 
 
 class Echo:
-    """Lets in whoever asks for /known, and gives back what it sends."""
+    """Authorizes requests for /known, and returns their bodies."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
-    def admit(self, request: Request) -> bytes | Answer:
-        return b"key" if request.path == "/known" else Answer(403)
+    def authorize(self, request: Request) -> bytes | Response:
+        return b"key" if request.path == "/known" else Response(403)
 
-    async def serve(self, key: bytes, request: Request, body: bytes, gone: Callable[[], bool]) -> Answer:
-        return Answer(200, body)
+    async def handle(self, key: bytes, request: Request, body: bytes, disconnected: Callable[[], bool]) -> Response:
+        return Response(200, body)
 
-    def say(self, text: str) -> None:
-        self.said.append(text)
+    def log(self, text: str) -> None:
+        self.lines.append(text)
 
 
 @pytest.fixture
@@ -41,8 +48,8 @@ def echo() -> Echo:
 
 @pytest.fixture
 def port(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(listener, "FIRST", 0.5)
-    monkeypatch.setattr(listener, "GRACE", 0.3)
+    monkeypatch.setattr(listener, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(listener, "BODY_SECONDS", 0.3)
     over, loop = asyncio.Event(), asyncio.new_event_loop()
     door = Listener(("127.0.0.1", 0), None, echo, descriptors=1000, devices=2)
     thread = threading.Thread(target=lambda: loop.run_until_complete(door.run(over.wait())))
@@ -59,7 +66,7 @@ def call(port: int) -> socket.socket:
 
 
 def rest(line: socket.socket) -> bytes:
-    """All that comes until the other side hangs up."""
+    """Everything received until the other side hangs up."""
     parts = []
     try:
         while part := line.recv(2**16):
@@ -70,7 +77,7 @@ def rest(line: socket.socket) -> bytes:
 
 
 def is_served(line: socket.socket) -> bool:
-    line.sendall(LETTER)
+    line.sendall(REQUEST)
     answer = b""
     while part := line.recv(1000):
         answer += part
@@ -94,7 +101,7 @@ def test_a_known_caller_is_answered_again_and_again(port: int) -> None:
     ],
 )
 def test_who_takes_too_long_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch, begun: bytes, then: bytes) -> None:
-    monkeypatch.setattr(listener, "SLOWEST", 10**9)
+    monkeypatch.setattr(listener, "MIN_BYTES_PER_SECOND", 10**9)
     with call(port) as line:
         line.sendall(begun)
         line.settimeout(0.1)
@@ -113,7 +120,7 @@ def test_who_takes_too_long_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatc
 
 def test_headers_are_small_and_garbage_is_not_http(port: int, echo: Echo) -> None:
     with call(port) as line:
-        line.sendall(b"POST /known HTTP/1.1\r\nhost: x\r\nlarge: " + b"x" * 2 * listener.HEADER)
+        line.sendall(b"POST /known HTTP/1.1\r\nhost: x\r\nlarge: " + b"x" * 2 * listener.MAX_HEADER)
         assert rest(line).startswith(b"HTTP/1.1 431")
     with call(port) as line:
         line.sendall(b"\x1b[2J\x00\xff\r\n\r\n")
@@ -122,13 +129,13 @@ def test_headers_are_small_and_garbage_is_not_http(port: int, echo: Echo) -> Non
         line.sendall(b"GET /elsewhere HTTP/1.1\r\nhost: x\r\n\r\n")
         assert rest(line).startswith(b"HTTP/1.1 403")
     with call(port) as line:  # two lengths, by which a second request could be hidden in the first
-        line.sendall(LETTER.replace(b"host: x", b"host: x\r\ncontent-length: 3"))
+        line.sendall(REQUEST.replace(b"host: x", b"host: x\r\ncontent-length: 3"))
         assert rest(line).startswith(b"HTTP/1.1 400")
-    assert len(echo.said) == 3
+    assert len(echo.lines) == 3
 
 
 def test_a_crowd_does_not_keep_a_device_out(port: int) -> None:
-    crowd = [call(port) for _ in range(3 * ADDRESS)]
+    crowd = [call(port) for _ in range(3 * MAX_PER_ADDRESS)]
     with call(port) as line:
         assert is_served(line)
         for one in crowd:  # each in its turn, the first of them at once
@@ -146,61 +153,85 @@ def test_no_descriptor_left_is_not_the_end(port: int, echo: Echo, monkeypatch: p
             raise OSError(errno.EMFILE, "Too many open files")
         return await true(loop, door)
 
-    monkeypatch.setattr(listener, "PAUSE", 0.01)
+    monkeypatch.setattr(listener, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_accept", exhausted)
     call(port).close()  # what was being waited for when the trouble began
     assert refused.wait(60)
     with call(port) as line:
         assert is_served(line)
-    assert "Too many open files" in echo.said[0]
+    assert "Too many open files" in echo.lines[0]
 
 
-def visitors(room: Room, closed: list[Visitor], addresses: list[str]) -> list[Visitor]:
-    found = []
+def connect(limits: ConnectionLimits, closed: list[Client], addresses: list[str]) -> list[Client]:
+    clients = []
     for address in addresses:
-        visitor = Visitor(address, listener.network(address))
-        visitor.close = lambda visitor=visitor: closed.append(visitor)  # type: ignore[misc]
-        assert room.enter(visitor)
-        found.append(visitor)
-    return found
+        client = Client(address, listener.network_of(address))
+        client.close = lambda client=client: closed.append(client)  # type: ignore[misc]
+        assert limits.add(client)
+        clients.append(client)
+    return clients
 
 
-def test_who_has_to_leave() -> None:
-    closed: list[Visitor] = []
-    room = Room(most=400, devices=2)  # 200 strangers
-    one = visitors(room, closed, ["192.0.2.1"] * (ADDRESS + 1))
-    assert closed == [one[0]]  # of the same address, who has waited longest
-    room.know(one[1], b"a")
-    others = visitors(room, closed, [f"198.51.100.{k}" for k in range(137)])
-    assert (len(closed), len(room.strangers), room.size) == (1, 200, 201)
-    visitors(room, closed, ["203.0.113.1"])
-    assert closed[1:] == [one[2]]  # of the address that has most; never one who is known
-    same = visitors(room, closed, ["203.0.113.2"] * DEVICE)
-    for visitor in same:
-        room.know(visitor, b"a")
-    assert closed[-1] is one[1]  # of the same device, the oldest
-    for visitor in (*one, *others, *same):
-        room.leave(visitor)
-        room.leave(visitor)
-    assert (room.size, len(room.strangers), room.known) == (1, 1, {})
+def test_which_connection_is_closed_for_another() -> None:
+    closed: list[Client] = []
+    limits = ConnectionLimits(max_connections=400, devices=2)  # 200 of them unauthenticated
+    one = connect(limits, closed, ["192.0.2.1"] * (MAX_PER_ADDRESS + 1))
+    assert closed == [one[0]]  # the oldest of that address
+    limits.authenticate(one[1], b"a")
+    others = connect(limits, closed, [f"198.51.100.{k}" for k in range(137)])
+    assert (len(closed), len(limits.unauthenticated), limits.size) == (1, 200, 201)
+    connect(limits, closed, ["203.0.113.1"])
+    assert closed[1:] == [one[2]]  # of the address that has most; never an authenticated one
+    same = connect(limits, closed, ["203.0.113.2"] * MAX_PER_DEVICE)
+    for client in same:
+        limits.authenticate(client, b"a")
+    assert closed[-1] is one[1]  # the oldest of that device
+    for client in (*one, *others, *same):
+        limits.remove(client)
+        limits.remove(client)
+    assert (limits.size, len(limits.unauthenticated), limits.authenticated) == (1, 1, {})
 
 
-def test_no_more_known_callers_than_there_are_descriptors() -> None:
-    room = Room(most=4, devices=2)
+def test_no_more_connections_than_descriptors() -> None:
+    limits = ConnectionLimits(max_connections=4, devices=2)
     for number in range(4):
-        (visitor,) = visitors(room, [], ["192.0.2.1"])
-        room.know(visitor, bytes([number]))
-    assert not room.enter(Visitor("192.0.2.1", "192.0.2.1"))
+        (client,) = connect(limits, [], ["192.0.2.1"])
+        limits.authenticate(client, bytes([number]))
+    assert not limits.add(Client("192.0.2.1", "192.0.2.1"))
 
 
 def test_an_ipv6_subscriber_is_one_address() -> None:
-    assert listener.network("2001:db8:1:2::3") == listener.network("2001:db8:1:2:ffff::4%eth0")
-    assert listener.network("2001:db8:1:2::3") != listener.network("2001:db8:1:3::3")
-    assert listener.network("::ffff:192.0.2.1") == listener.network("192.0.2.1")
+    assert listener.network_of("2001:db8:1:2::3") == listener.network_of("2001:db8:1:2:ffff::4%eth0")
+    assert listener.network_of("2001:db8:1:2::3") != listener.network_of("2001:db8:1:3::3")
+    assert listener.network_of("::ffff:192.0.2.1") == listener.network_of("192.0.2.1")
 
 
-def test_a_node_answers_in_its_own_name() -> None:
-    own = Message(metadata=Metadata(src_node_id=7))
-    assert not proxy.forged(PushMessagesRequest(node=Node(node_id=7), messages_list=[own]))
-    assert proxy.forged(PushMessagesRequest(node=Node(node_id=8), messages_list=[own]))
-    assert proxy.forged(PushMessagesRequest(messages_list=[own]))
+@pytest.fixture
+def door() -> Iterator[Proxy]:
+    proxy = Proxy(("127.0.0.1", 0), ("127.0.0.1", 1), None, None, print)
+    proxy.nodes = {b"key": 7}
+    yield proxy
+    proxy.loop.close()
+    proxy.listener.socket.close()
+
+
+def test_a_node_speaks_only_for_itself(door: Proxy) -> None:
+    """It neither sends messages in another's name nor takes another's messages, before it is activated least of all."""
+
+    def pushed(node: int, *senders: int) -> bytes:
+        request = PushMessagesRequest(node=Node(node_id=node))
+        for sender in senders:
+            request.messages_list.add().metadata.src_node_id = sender
+        return bytes(request.SerializeToString())
+
+    for path, body, forged in (
+        (PUSH, pushed(7, 7), False),
+        (PUSH, pushed(7, 7, 8), True),
+        (PUSH, pushed(8, 8), True),
+        (PUSH, pushed(0, 7), True),
+        (PULL, PullMessagesRequest(node=Node(node_id=7)).SerializeToString(), False),
+        (PULL, PullMessagesRequest(node=Node(node_id=8)).SerializeToString(), True),
+        (FLEET + "push-object", b"", False),
+    ):
+        assert door.is_forged(b"key", path, body) == forged
+    assert door.is_forged(b"another key", PULL, PullMessagesRequest(node=Node(node_id=7)).SerializeToString())

@@ -1,5 +1,5 @@
-"""A server with few descriptors, besieged by strangers without a key while its devices train: nobody is kept out, and
-the run ends at the same model."""
+"""A server that may open few files, crowded by clients without a key while its devices train: no device is kept out,
+and the run ends with the same model."""
 
 import resource
 import ssl
@@ -15,7 +15,7 @@ import fedcluster
 from fedcluster.flower import listener
 from fedcluster.flower.certificates import private_key
 from fedcluster.flower.messages import pack
-from fedcluster.flower.node import Line, connected
+from fedcluster.flower.node import FleetConnection, connect
 from fedcluster.runs.progress import Display
 from tests.crowd import Crowd
 from tests.federation import Federation, until
@@ -33,16 +33,16 @@ EXPERIMENT = fedcluster.Experiment(
 
 
 @contextmanager
-def device(federation: Federation, name: str) -> Iterator[Line]:
-    """Connected with the key of a device, to do what no device does."""
+def device(federation: Federation, name: str) -> Iterator[FleetConnection]:
+    """A connection with a device's key, to do what no device does."""
     key = private_key(federation.folder / f"certificates/devices/{name}.key")
     authority = federation.folder / "certificates/ca.crt"
-    with connected(federation.server, authority, (key, key.public_key()), known=True) as line:
-        yield line
+    with connect(federation.server, authority, (key, key.public_key()), registered=True) as connection:
+        yield connection
 
 
 def answer_for_another(federation: Federation) -> int:
-    """With the key of device 0, to what device 1 was asked; the status that this is answered with."""
+    """Answer with device 0's key what device 1 was asked; returns the status of the response."""
     with device(federation, "0") as own, device(federation, "1") as another:
         message = None
         while message is None:
@@ -64,22 +64,22 @@ def status_of_large_headers(federation: Federation) -> int:
             return 431
 
 
-def test_strangers_keep_nobody_out_and_end_nothing(tmp_path: Path) -> None:
+def test_clients_without_a_key_keep_no_device_out(tmp_path: Path) -> None:
     with Federation(tmp_path, EXPERIMENT) as federation:
         server = federation.serve("out", nodes=2)
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (64, DESCRIPTORS))
-        until(lambda: "open to devices" in federation.said("out"))
+        until(lambda: "listening for devices" in federation.log("out"))
         assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (DESCRIPTORS, DESCRIPTORS)
         assert answer_for_another(federation) == 403
         assert status_of_large_headers(federation) == 431
         with Crowd(federation.port, size=DESCRIPTORS + 40, most=1000) as crowd:
             assert crowd.full.wait(600)
-            until(lambda: f"no request within {listener.FIRST:g} s" in federation.said("out"))
+            until(lambda: f"no request within {listener.HEADER_SECONDS:g} s" in federation.log("out"))
             for k in range(2):
                 federation.join(k)
             said = federation.finish(server, "out")
     fedcluster.run(EXPERIMENT, tmp_path / "run", display=Display())
     assert federation.model("out") == (tmp_path / "run/model.safetensors").read_bytes()
     assert all(turn["missing"] == [] for turn in federation.lines("out"))
-    assert "gate: refused device 0 at 127.0.0.1: an answer in the name of another node" in said
+    assert "proxy: refused device 0 at 127.0.0.1: a request in the name of another node" in said
     assert "Traceback" not in said

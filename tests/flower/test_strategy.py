@@ -1,4 +1,4 @@
-"""FedCluster as a Strategy of Flower's, over a real SuperLink, with devices of other people's making."""
+"""FedCluster as a Flower Strategy, over a real SuperLink, with devices that are not ours."""
 
 import math
 import threading
@@ -15,11 +15,10 @@ import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
-from flwr.supercore.primitives.asymmetric import generate_key_pairs
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedcluster.flower import FedCluster, strategy
-from fedcluster.flower.node import Line, connected
+from fedcluster.flower._compat import TaskIdentity, generate_key_pairs, set_message_id
+from fedcluster.flower.node import FleetConnection, connect
 from fedcluster.flower.superlink import SuperLink
 from fedcluster.state import Accepted
 from tests.federation import until
@@ -30,7 +29,7 @@ START = {"w": Array(np.zeros(3, np.float32)), "b": Array(np.zeros((2, 2), np.flo
 
 
 def answer(number: int, message: Message) -> Message:
-    """Device n adds n + 1 to everything; some are up to no good."""
+    """Device n adds n + 1 to all arrays; some devices are hostile."""
     (record,) = message.content.array_records.values()
     arrays = {name: array.numpy() + np.float32(number + 1) for name, array in record.items()}
     examples: float = 10 * (number + 1)
@@ -53,17 +52,17 @@ def answer(number: int, message: Message) -> Message:
 
 
 def device(number: int, address: str, over: threading.Event) -> None:
-    with connected(address, None, generate_key_pairs(), known=False) as line:
-        numbers[line.node.node_id] = number
-        serve(line, number, over)
+    with connect(address, None, generate_key_pairs(), registered=False) as connection:
+        numbers[connection.node.node_id] = number
+        serve(connection, number, over)
 
 
-def serve(line: Line, number: int, over: threading.Event) -> None:
+def serve(connection: FleetConnection, number: int, over: threading.Event) -> None:
     while not over.is_set():
         try:
-            message = line.receive()
+            message = connection.receive()
             if message is not None:
-                line.send(answer(number, message))
+                connection.send(answer(number, message))
         except httpx.HTTPError:
             return
         time.sleep(0.1)
@@ -93,7 +92,7 @@ def by_parity(nodes: list[int]) -> list[int]:
 def test_it_wraps_other_strategies_and_lets_no_attacker_through(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Clusters of even and odd devices take turns; of the devices 4 to 9 only 8 is heard, with a bounded weight."""
+    """Clusters of even and odd devices take turns; of devices 4 to 9 only 8 is accepted, with a bounded weight."""
     superlink = SuperLink(None, None, tmp_path / "superlink.log")
     with superlink.running(), devices(10, superlink.address), superlink.run() as grid:
         until(lambda: len(list(grid.get_node_ids())) == 10)
@@ -118,7 +117,7 @@ def test_it_wraps_other_strategies_and_lets_no_attacker_through(
 
 
 class Filling(Grid):
-    """A grid to which one more node comes with every look, and whose nodes answer at once."""
+    """A grid that has one more node at every look, and whose nodes answer at once."""
 
     def __init__(self) -> None:
         self.looks, self.replies = -1, dict[str, Message]()
@@ -130,7 +129,7 @@ class Filling(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         for message in messages:
             name = f"{self.looks}/{message.metadata.dst_node_id}"
-            message.metadata.__dict__["_message_id"] = name
+            set_message_id(message, name)
             self.replies[name] = answer(message.metadata.dst_node_id, message)
         return list(self.replies)
 
@@ -145,7 +144,7 @@ class Filling(Grid):
 
 
 def test_it_waits_for_the_nodes_that_the_inner_strategy_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategy, "LOOK", 0.0)
+    monkeypatch.setattr(strategy, "POLL_SECONDS", 0.0)
     for name in ("_run_id", "_task_id", "_node_id"):  # as within a ServerApp
         monkeypatch.setattr(TaskIdentity, name, 1)
     inner = FedAvg(fraction_train=0.5, fraction_evaluate=0.0, min_available_nodes=3)
