@@ -210,8 +210,8 @@ class Proxy(Notifier):
         return response
 
     def is_forged(self, key: bytes, path: str, body: bytes) -> bool:
-        """Whether a node asks for the messages of another, or sends messages in the name of another. The SuperLink does
-        not compare senders with keys, and goes by the senders."""
+        """Whether the request is in another node's name. The SuperLink compares the node with the key, but not the
+        senders of its messages; and here a request for messages ends the wait of an earlier one."""
         if path == PULL:
             return bool(PullMessagesRequest.FromString(body).node.node_id != self.nodes.get(key))
         if path == PUSH:
