@@ -1,16 +1,13 @@
-"""A device of a later version, which tells something of itself that this server does not know:
+"""A device with a later version of fedcluster, which sends a field that this server does not know:
 `python -m tests.later SERVER DEVICE FOLDER`."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
-import fedcluster
-
-fedcluster.__version__ = "9.9.9"
-
-from fedcluster.flower import node  # noqa: E402
-from fedcluster.flower.device import Device, Identity  # noqa: E402
-from fedcluster.flower.registry import Registration  # noqa: E402
+from fedcluster.flower import node
+from fedcluster.flower.device import Device, Identity
+from fedcluster.flower.registry import Registration
 
 
 class Later(Registration):
@@ -18,8 +15,9 @@ class Later(Registration):
 
 
 def main(server: str, device: str, folder: str) -> None:
-    plain = Device.registration
-    Device.registration = lambda self: Later(**dict(plain(self)))  # type: ignore[method-assign]
+    import_module("fedcluster.flower.client_app").__version__ = "9.9.9"  # type: ignore[attr-defined]
+    registration = Device.registration
+    Device.registration = lambda self: Later(**dict(registration(self)))  # type: ignore[method-assign]
     host, _, port = server.rpartition(":")
     certificates = Path(folder, "certificates")
     identity = Identity(device, str(Path(folder, f"{device}.npz")))

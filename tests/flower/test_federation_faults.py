@@ -1,7 +1,6 @@
-"""Federations of real processes on loopback whose devices come late, leave, vanish, fail or do not fit."""
+"""Federations of real processes on loopback whose devices come late, leave, vanish, fail or are refused."""
 
 import json
-import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -52,7 +51,7 @@ def everyone(federation: Federation, out: str) -> dict[str, dict[str, Any]]:
 
 def test_late_devices_second_experiments_and_finished_runs(few: Federation) -> None:
     """The same nodes train one experiment, then another, then the first again. A device that comes while the server is
-    away joins when it is resumed. What is finished stays so without devices."""
+    stopped joins when the run is resumed. A finished run needs no devices."""
     pictures = EXPERIMENT.override(rounds=1)
     few.join(0, "--allow", SLOW)
     few.join(1, "--allow", SLOW)
@@ -82,13 +81,13 @@ def test_late_devices_second_experiments_and_finished_runs(few: Federation) -> N
     assert "late is finished: nothing to do" in said
 
 
-def test_devices_that_vanish_leave_fail_or_do_not_fit(few: Federation) -> None:
-    """Of five devices one is of a later version and is told that it is refused, one sends what is not finite, and two
-    are lost after they have begun to send: one killed, one with a good-bye. The cohort is done long before the
+def test_devices_that_vanish_leave_fail_or_are_refused(few: Federation) -> None:
+    """Of five devices one has a later version and is told that it is refused, one sends values that are not finite, and
+    two are lost after they have started to upload: one is killed, one signs off. The cycle ends long before its
     deadline."""
     modes = (("nan", 1), ("vanish", 2), ("leave", 3))
     attackers = [few.module("tests.attacker", mode, mode, few.server, device, few.folder) for mode, device in modes]
-    later = few.run("later", sys.executable, "-m", "tests.later", few.server, 0, few.folder)
+    later = few.module("tests.later", "later", few.server, 0, few.folder)
     one = EXPERIMENT.override(**{"clusters.count": 1, "rounds": 1})
     server = few.serve("lost", experiment=one, nodes=4, deadline=3600)
     until(lambda: "the server refuses device 0" in few.log("later"))  # before the round can begin
@@ -108,8 +107,8 @@ def test_devices_that_vanish_leave_fail_or_do_not_fit(few: Federation) -> None:
 
 
 def test_rounds_wait_for_devices(few: Federation) -> None:
-    """Devices that answer with errors, and devices that are gone, make no rounds. The server gives up with a run that
-    can be resumed, and waits for those who leave."""
+    """Rounds fail while devices answer with errors or are offline. The server gives up with a run that can be resumed,
+    and waits for devices that leave."""
     slow = EXPERIMENT.override(**{"local.algorithm": SLOW, "clusters.count": 1})
     few.join(0)
     few.join(1)
