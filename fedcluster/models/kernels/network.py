@@ -24,7 +24,8 @@ class Network:
 
     def __init__(self, engine: Any, w: Tensor, architecture: Architecture) -> None:
         self.engine, self.w, self.architecture = engine, w, architecture
-        self.workspace = torch.empty(0)
+        self.sizes, self.workspace = architecture.sizes, torch.empty(0)
+        self.specs: dict[torch.Size, NetworkSpec] = {}  # by the shape of a sample
 
     def sgd(self, dataset: Dataset, rows: Tensor, lr: float, step_offset: Tensor | None = None) -> None:
         """SGD on the mean cross-entropy: w <- w - lr grad f(w; batch) + step_offset, for every batch in `rows`
@@ -66,16 +67,22 @@ class Network:
 
     def spec(self, x: Tensor) -> NetworkSpec:
         """The network for samples of this shape; ValueError if it does not take them."""
+        shape = x.shape[1:]
+        if shape not in self.specs:
+            self.specs[shape] = self.build_spec(shape)
+        return self.specs[shape]
+
+    def build_spec(self, shape: torch.Size) -> NetworkSpec:
         crop, convolutions, blocks, _ = self.architecture
-        shape = features = tuple(x.shape[1:])
+        features = tuple(shape)
         if crop and len(shape) == 3:
             features = (shape[0], min(shape[1], crop), min(shape[2], crop))
         for layer, block in zip(convolutions, blocks, strict=True):
             fits = len(features) == 3 and features[0] == layer.in_channels
             features = (block.out_channels, block.pooled(features[1]), block.pooled(features[2])) if fits else ()
-        if prod(features) != self.architecture.sizes[0]:
+        if prod(features) != self.sizes[0]:
             raise ValueError(f"the network does not take samples {list(shape)}")
-        return NetworkSpec(self.architecture.sizes, blocks, shape, crop)
+        return NetworkSpec(self.sizes, blocks, shape, crop)
 
     def workspace_for(self, spec: NetworkSpec, batch: int, with_offset: bool) -> Tensor:
         """Memory for training on batches of this size, kept for the next call."""
@@ -89,7 +96,7 @@ class Network:
         if status == 1:
             raise ValueError(f"a row is not one of the {len(y)} samples")
         if status == 2:
-            classes = self.architecture.sizes[-1]
+            classes = self.sizes[-1]
             raise ValueError(f"labels from {y.min()} to {y.max()}, but the network scores {classes} classes")
 
 
