@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from fedcluster.errors import FedClusterError as FedClusterError
     from fedcluster.experiment import Experiment as Experiment
     from fedcluster.experiment import load as load
-    from fedcluster.models.tasks import Metric as Metric
+    from fedcluster.models.metrics import Metric as Metric
+    from fedcluster.models.tasks import Task as Task
     from fedcluster.state import Aggregate as Aggregate
     from fedcluster.training.callbacks import Callback as Callback
     from fedcluster.training.callbacks import EarlyStopping as EarlyStopping
@@ -33,9 +34,10 @@ HOME = {
     "EarlyStopping": "training.callbacks",
     "Experiment": "experiment",
     "FedClusterError": "errors",
-    "Metric": "models.tasks",
+    "Metric": "models.metrics",
     "Result": "training.run",
     "StopTraining": "training.callbacks",
+    "Task": "models.tasks",
     "UpdateTransform": "algorithms.transforms",
     "compare": "analysis.compare",
     "load": "experiment",
@@ -53,6 +55,7 @@ __all__ = [
     "Metric",
     "Result",
     "StopTraining",
+    "Task",
     "UpdateTransform",
     "compare",
     "load",

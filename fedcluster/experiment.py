@@ -36,17 +36,22 @@ CLUSTERINGS = (
     "file",
 )
 TRACE_FORMATS = ("intervals", "state_changes", "flash", "fedscale")
-MODELS = ("alexnet", "cnn", "mlp", "logistic")
+MODELS = ("alexnet", "cnn", "mlp", "logistic", "lstm")
 LOCAL_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
 
 def check_name(value: Any, names: Iterable[str]) -> Any:
     """A name from the list, `package.module:name`, or in Python the thing itself."""
     if isinstance(value, str) and value not in names and ":" not in value:
-        raise ValueError(f"= {shown(value)} is not allowed: use one of {', '.join(names)}, or package.module:name")
+        raise ValueError(f"= {shown(value)} is not allowed: use {alternatives(names)}package.module:name")
     if not isinstance(value, str) and not callable(value):
-        raise ValueError(f"= {shown(value)} is not allowed: use one of {', '.join(names)}, or a function")
+        raise ValueError(f"= {shown(value)} is not allowed: use {alternatives(names)}a function")
     return value
+
+
+def alternatives(names: Iterable[str]) -> str:
+    known = ", ".join(names)
+    return f"one of {known}, or " if known else ""
 
 
 def one_of(*names: str) -> AfterValidator:
@@ -233,9 +238,10 @@ class Clusters(Section):
 
 
 class Model(Section):
-    """What is learned, and optionally from where: W_0."""
+    """The model, and optionally its start W_0. Left out, the name follows from the samples: alexnet for pictures, mlp
+    for rows of numbers, lstm for tokens."""
 
-    name: Annotated[str | Callable[..., Any], one_of(*MODELS)] = "alexnet"
+    name: Annotated[str | Callable[..., Any], one_of(*MODELS)] | None = None
     init: FilePath | None = None
 
 
@@ -258,6 +264,35 @@ class LearningRateSchedule(Part):
 
     registry = "fedcluster.models.schedules:SCHEDULES"
     name: Any = "constant"
+
+
+class OpenTask(Section):
+    """The options of a task that the data will name."""
+
+    loss: Any = None
+
+
+class Task(Part):
+    """What is learned. Left out, the name follows from the targets of the data."""
+
+    registry = "fedcluster.models.tasks:TASKS"
+    name: Any = None
+
+    @field_validator("name")
+    @classmethod
+    def name_is_known(cls, name: Any) -> Any:
+        task = import_module(cls.registry.partition(":")[0]).Task
+        return name if name is None or isinstance(name, task) else check_name(name, cls.names())
+
+    def options_class(self) -> type[Section]:
+        return OpenTask if self.name is None else super().options_class()
+
+    def named(self, name: str) -> "Task":
+        """The same section for a task that it does not name; BadExperiment where the options are not the task's."""
+        try:
+            return Task(name=name, **{key: value for key, value in self.options if value is not None})
+        except ValidationError as error:
+            raise BadExperiment(f"task.{describe(error.errors(), Task.model_fields).lstrip('. ')}") from None
 
 
 class Local(Section):
@@ -417,11 +452,12 @@ class Experiment(Section):
     fleet: Fleet = Field(default_factory=Fleet)
     clusters: Clusters = Clusters()
     model: Model = Model()
+    task: Task = Field(default_factory=Task)
     algorithm: Algorithm = Field(default_factory=Algorithm)
     local: Local = Local()
     aggregation: Aggregation = Field(default_factory=Aggregation)
     transforms: Annotated[tuple[Any, ...], Field(strict=False, max_length=100)] = ()
-    metrics: Annotated[tuple[Any, ...], Field(strict=False, max_length=100)] = ("accuracy",)
+    metrics: Annotated[tuple[Any, ...], Field(strict=False, max_length=100)] | None = None
     server: Server = Server()
     accept: Accept = Accept()
     centralized: Centralized = Centralized()
@@ -468,7 +504,8 @@ class Experiment(Section):
 
         def keys(section: Section) -> dict[str, Any]:
             given = {key: value for key, value in section if value is not None}
-            return {key: keys(value) if isinstance(value, Section) else value for key, value in given.items()}
+            found = {key: keys(value) if isinstance(value, Section) else value for key, value in given.items()}
+            return {key: value for key, value in found.items() if value != {}}
 
         return keys(self)
 
@@ -646,7 +683,7 @@ def set_key(keys: dict[str, Any], dotted: str, value: Any) -> None:
     keys[key] = value
 
 
-PARTS = (("algorithm",), ("aggregation",), ("local", "schedule"), ("server", "schedule"))
+PARTS = (("task",), ("algorithm",), ("aggregation",), ("local", "schedule"), ("server", "schedule"))
 """The sections that name a part of the program and have its options."""
 
 
@@ -766,6 +803,7 @@ SECTIONS: dict[str, type[Section]] = {
     "fleet": Fleet,
     "clusters": Clusters,
     "model": Model,
+    "task": Task,
     "algorithm": Algorithm,
     "local": Local,
     "aggregation": Aggregation,

@@ -17,7 +17,6 @@ seed = 0
 rounds = 100
 method = "fedcluster"
 transforms = []
-metrics = ["accuracy"]
 [data]
 name = "digits"
 [fleet]
@@ -37,8 +36,6 @@ soft = false
 order = "reshuffle"
 weighting = "cluster"
 participation = 0.1
-[model]
-name = "alexnet"
 [algorithm]
 name = "fedavg"
 [local]

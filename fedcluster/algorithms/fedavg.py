@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedcluster.experiment import LOCAL_OPTIMIZERS, Local, Section
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.models.flat_model import FlatModel, Objective, cross_entropy
+from fedcluster.models.flat_model import FlatModel, Objective
 from fedcluster.models.local_sgd import Batches, GradientTransform, local_sgd
 from fedcluster.rng import stream
 from fedcluster.state import Accepted, Aggregate, Message, State
@@ -26,7 +26,7 @@ class FedAvg:
     """`local` and `options` are the sections [local] and [algorithm] of the experiment. `seed` is the experiment's."""
 
     name = "fedavg"
-    objective: Objective = staticmethod(cross_entropy)
+    targets: ClassVar[tuple[str, ...]] = ()  # the kinds of targets that the algorithm is defined for; empty means any
     correct: GradientTransform | None = None
     unsupported: ClassVar[Mapping[str, str]] = {}  # keys of [local] that the algorithm does not allow, and why
 
@@ -46,6 +46,10 @@ class FedAvg:
     def phases(self) -> "tuple[FedAvg, ...]":
         """The phases of a cycle, each one download and one upload. Most algorithms have one."""
         return (self,)
+
+    def objective(self, loss: Objective) -> Objective:
+        """What a device minimises, given the task's loss, both as functions of (module, x, y)."""
+        return loss
 
     def rng(self, round: int, cycle: int = 0, device: int = 0) -> Generator:
         """A random stream of the algorithm's own. Server and device draw the same numbers from it."""

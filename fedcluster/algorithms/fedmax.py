@@ -12,35 +12,36 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Local, NonNegative, Section
+from fedcluster.experiment import NonNegative, Section
+from fedcluster.models.flat_model import Objective
 
 
 class FedMax(FedAvg):
     name = "fedmax"
+    targets = ("class",)
 
     class Options(Section):
         beta: NonNegative = 1.0
 
-    def __init__(self, local: Local, options: Section | None = None, seed: int = 0) -> None:
-        super().__init__(local, options, seed)
-        self.objective = self.with_entropy
-
-    def with_entropy(self, module: Any, x: Tensor, y: Tensor) -> Tensor:
-        """The loss with the penalty. `module` may be a function over a module, whose last linear layer is hooked."""
-        seen: list[Tensor] = []
-        hook = last_linear(module).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        try:
-            scores = module(x)
-        finally:
-            hook.remove()
-        log_q = torch.log_softmax(seen[-1].flatten(1).float(), dim=1)
-        penalty = (log_q.exp() * log_q).sum(dim=1).mean()
+    def objective(self, loss: Objective) -> Objective:
         beta: float = self.options.beta
-        return F.cross_entropy(scores, y) + beta * penalty
+
+        def with_entropy(module: Any, x: Tensor, y: Tensor) -> Tensor:
+            """The loss with the penalty. `module` may be a function over modules: its last linear layer is hooked."""
+            seen: list[Tensor] = []
+            hook = last_linear(module).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+            try:
+                value = loss(module, x, y)
+            finally:
+                hook.remove()
+            log_q = torch.log_softmax(seen[-1].flatten(1).float(), dim=1)
+            penalty = (log_q.exp() * log_q).sum(dim=1).mean()
+            return value + beta * penalty
+
+        return with_entropy
 
 
 def last_linear(module: nn.Module) -> nn.Linear:

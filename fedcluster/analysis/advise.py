@@ -139,7 +139,8 @@ def survey_fleet(experiment: Experiment, display: Display, workers: int) -> "Clu
     """Survey the fleet with the model at W_0. One cluster is enough: a survey does not depend on the clustering."""
     one_cluster = {"method": "fedcluster", "clusters.method": "random", "clusters.count": 1}
     setup = prepare(experiment.override(**one_cluster), display)
-    flat_models, w = [FlatModel(setup.flat_model.module) for _ in range(workers)], setup.start.model
+    flat_models = [FlatModel(setup.flat_model.module, objective=setup.task.objective) for _ in range(workers)]
+    w = setup.start.model
     assert setup.dataset is not None, "only a federation may be without"
     assert setup.partition is not None, "only a federation may be without"
     devices = device_sample(setup.fleet, experiment.seed)
@@ -154,7 +155,7 @@ class ClusteringEvaluator:
 
     def __init__(self, setup: Setup, survey: Survey, L: Range) -> None:
         self.setup, self.survey, self.L = setup, survey, L
-        self.gap = mean_loss(survey, setup.fleet)  # f(W_0) - inf f, with inf f = 0: cross-entropy is never below
+        self.gap = mean_loss(survey, setup.fleet)  # f(W_0) - inf f, with inf f = 0: no loss is below
 
     def __call__(self, name: str, options: ClusterOptions) -> Candidate:
         fleet, survey, seed = self.setup.fleet, self.survey, self.setup.experiment.seed

@@ -92,8 +92,8 @@ def analyze(
     with repeatable():
         setup = prepare(experiment.override(method="fedcluster"), display)
         heterogeneity.check_whole(setup.clusters)
-        # for cross-entropy alone: the algorithm's own objective may have more terms
-        flat_models = [FlatModel(setup.flat_model.module) for _ in range(workers)]
+        # for the task's loss alone: the algorithm's own objective may have more terms
+        flat_models = [FlatModel(setup.flat_model.module, objective=setup.task.objective) for _ in range(workers)]
         models, losses = [("start", setup.start.model)], list[float]()
         for path in at or []:
             models += models_at(path, setup, flat_models[0])
@@ -123,8 +123,8 @@ def bound_of(points: list[Point], setup: Setup, M: int) -> Bound:
         variances = [(p.V, p.V_error) if M > 1 else (p.V_one, p.V_one_error) for p in points]
         V = max(getattr(error_range(*estimate), end) for estimate in variances)
         L, G2 = (max(getattr(p, name + ("_low" if end == "low" else "")) for p in points) for name in ("L", "G2"))
-        # inf f = 0: cross-entropy is never below. The theorem is also true with a gap that is too large, provided that
-        # its bound and its conditions have the same C.
+        # inf f = 0: no loss is below. The theorem is also true with a gap that is too large, provided that its bound
+        # and its conditions have the same C.
         return Constants(gap=points[0].loss, L=L, H=H, V=V, G2=G2)
 
     steps = mean_steps(setup.experiment.local, setup.fleet.sizes)

@@ -7,9 +7,10 @@ from typing import Any
 
 from fedcluster.data import sources
 from fedcluster.data.dataset import Dataset
+from fedcluster.data.targets import PLURALS
 from fedcluster.errors import BadData, BadExperiment, BadRun
 from fedcluster.experiment import load
-from fedcluster.models.tasks import Metric
+from fedcluster.models.metrics import Metric
 from fedcluster.runs.devices import TABLE, score_names, write_table
 from fedcluster.runs.directory import BEST
 from fedcluster.runs.metrics import METRICS, Line, read_lines
@@ -17,7 +18,7 @@ from fedcluster.runs.plots import device_plot
 from fedcluster.runs.progress import Spoken
 from fedcluster.training.best_model import stored_round
 from fedcluster.training.load_model import saved_tensors
-from fedcluster.training.setup import Setup, prepare
+from fedcluster.training.setup import Setup, prepare, with_targets
 from fedcluster.training.threads import repeatable
 
 
@@ -68,9 +69,8 @@ def evaluate(
         except ValueError as error:
             raise BadRun(f"the saved model does not fit the model of {run} ({error})") from None
         round = stored_round(run / BEST) if best else len(read_lines(run / METRICS))
-        setup.evaluate.load(w)
         setup.evaluate.dataset = tested
-        scores = setup.evaluate.scores(setup.evaluate.shared, tested.x_test, tested.y_test, setup.evaluate.metrics)
+        scores = setup.evaluate.measure(w, tested.x_test, tested.y_test, setup.evaluate.metrics)
         line, summary = setup.evaluate_devices.measure(w, round) if devices and setup.evaluate_devices else (None, {})
     metrics = list(setup.evaluate.metrics)
     return Evaluation(tested.name, len(tested.y_test), round, scores, metrics, setup.fleet.names, line, summary)
@@ -78,12 +78,14 @@ def evaluate(
 
 def other_data(setup: Setup, name: str, say: Callable[[str], None]) -> Dataset:
     """Another data set, standardised with the numbers of the one that the model was trained on."""
-    trained, other = setup.dataset, sources.open_dataset(name, say)
+    trained, other = setup.dataset, with_targets(sources.open_dataset(name, say), setup.task)
     assert trained is not None
-    if other.shape != trained.shape or other.classes > trained.classes or other.x_test.dtype != trained.x_test.dtype:
+    unlike = other.shape != trained.shape or other.x_test.dtype != trained.x_test.dtype
+    if unlike or other.outputs > trained.outputs or other.vocabulary > trained.vocabulary:
+        what = PLURALS[trained.target]
         raise BadData(
-            f"--data: {other.name} has samples {list(other.shape)} of {other.classes} classes ({other.x_test.dtype}), "
-            f"but the model was trained on {list(trained.shape)} of {trained.classes} ({trained.x_test.dtype})"
+            f"--data: {other.name} has samples {list(other.shape)} of {other.outputs} {what} ({other.x_test.dtype}), "
+            f"but the model was trained on {list(trained.shape)} of {trained.outputs} ({trained.x_test.dtype})"
         )
     if trained.scale is None or trained.shift is None:
         return other

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcluster.data import sources
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
 from fedcluster.fleet import fleet
@@ -18,23 +17,29 @@ from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.fleet import Ints
 from fedcluster.runs.plots import canvas, heat, save
 from fedcluster.runs.progress import Display
-from fedcluster.training.setup import build_clusters
+from fedcluster.training.setup import build_clusters, open_data
 
 MAX_SHOWN = 2000  # devices in the plot; of a larger fleet an even sample
 
 
 @dataclass(frozen=True)
 class FleetReport:
-    """`label_counts[k, c]` is the number of samples of class c that device k holds."""
+    """`label_counts[k, c]` is the number of samples of class c that device k holds; where targets are not classes,
+    [devices, 0]."""
 
     fleet: fleet.Fleet
     clusters: clusters.Clusters
     label_counts: NDArray[np.int64]
 
+    @property
+    def labelled(self) -> bool:
+        """Whether targets are classes."""
+        return bool(self.label_counts.shape[1])
+
     def cluster_label_shares(self) -> NDArray[np.float64]:
         """The share of each class in the samples of each cluster, [M, classes]."""
         totals = np.array([self.label_counts[members].sum(axis=0) for members in self.clusters.members])
-        shares: NDArray[np.float64] = totals / totals.sum(axis=1, keepdims=True)
+        shares: NDArray[np.float64] = totals / np.maximum(totals.sum(axis=1, keepdims=True), 1)
         return shares
 
     def name(self, k: int) -> str:
@@ -42,12 +47,15 @@ class FleetReport:
 
 
 def build(experiment: Experiment, display: Display) -> FleetReport:
-    dataset = sources.open_dataset(experiment.data.name, display.say)
+    dataset, _ = open_data(experiment, display)
     cap = experiment.accept.cap(claimed=False)
     everyone, partition = fleet.build(experiment.fleet, dataset, experiment.seed, cap)
     groups = build_clusters(experiment, dataset, everyone, partition, display)
-    devices = display.track(range(len(everyone)), "label counts", "devices")
-    return FleetReport(everyone, groups, np.array([partition.label_counts(k) for k in devices]))
+    counts = np.empty((len(everyone), dataset.classes), np.int64)
+    if dataset.classes:
+        for k in display.track(range(len(everyone)), "label counts", "devices"):
+            counts[k] = partition.label_counts(k)
+    return FleetReport(everyone, groups, counts)
 
 
 def write(report: FleetReport, out: Path) -> list[Path]:
@@ -55,19 +63,12 @@ def write(report: FleetReport, out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     devices, weights = report.fleet, report.fleet.weights
     assignment = cluster_names(report.clusters.assignment)
-    classes = [f"class_{c}" for c in range(report.label_counts.shape[1])]
-    rows = [
-        [
-            report.name(k),
-            assignment[k],
-            devices.sizes[k],
-            weights[k],
-            devices.major_class[k],
-            *report.label_counts[k],
-        ]
-        for k in range(len(devices))
-    ]
-    table(out / "devices.csv", ["device", "cluster", "samples", "p_k", "major_class", *classes], rows)
+    rows = [[report.name(k), assignment[k], devices.sizes[k], weights[k]] for k in range(len(devices))]
+    columns = ["device", "cluster", "samples", "p_k"]
+    if report.labelled:
+        columns += ["major_class", *(f"class_{c}" for c in range(report.label_counts.shape[1]))]
+        rows = [[*row, devices.major_class[k], *report.label_counts[k]] for k, row in enumerate(rows)]
+    table(out / "devices.csv", columns, rows)
     clusters_table(out / "clusters.csv", report.clusters, [row[0] for row in rows])
     plot(report, out / "partition.png")
     return [out / name for name in ("devices.csv", "clusters.csv", "partition.png")]
@@ -95,8 +96,24 @@ def table(path: Path, header: list[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def plot(report: FleetReport, path: Path) -> None:
-    """Plot the label shares of devices and clusters, and the weights p_k and q_K."""
-    figure, (left, middle, sizes, right) = canvas(4, 16, 4.2)
+    """Plot the label shares of devices and clusters, where targets are classes, and the weights p_k and q_K."""
+    figure, axes = canvas(4 if report.labelled else 2, 16 if report.labelled else 8, 4.2)
+    everyone, groups, (sizes, right) = report.fleet, report.clusters, axes[-2:]
+    if report.labelled:
+        plot_labels(report, *axes[:2])
+    sizes.hist(everyone.weights, bins=min(40, max(1, len(np.unique(everyone.sizes)))), color="#0072B2")
+    sizes.axvline(1 / len(everyone), color="#5A5A5A", lw=1, ls="--")
+    sizes.set(title="weight of each device", xlabel="$p_k$ (dashed: equal weights)", ylabel="devices")
+    right.bar(range(groups.count), groups.weights(everyone), color="#0072B2")
+    right.axhline(1 / groups.count, color="#5A5A5A", lw=1, ls="--")
+    right.set(title="weight of each cluster", xlabel="cluster", ylabel="$q_K$ (dashed: equal weights)")
+    if groups.count <= 20:
+        right.set_xticks(range(groups.count))
+    save(figure, path)
+
+
+def plot_labels(report: FleetReport, left: Any, middle: Any) -> None:
+    """The label shares of devices and of clusters."""
     everyone, groups = report.fleet, report.clusters
     shown = np.linspace(0, len(everyone) - 1, min(MAX_SHOWN, len(everyone))).astype(int)
     shown = shown[np.argsort(everyone.major_class[shown], kind="stable")]
@@ -108,15 +125,7 @@ def plot(report: FleetReport, path: Path) -> None:
     left.set(title="devices, by major class", xlabel="class", ylabel=f"{len(shown):,} of {len(everyone):,} devices")
     heat(middle, report.cluster_label_shares(), "share of the cluster's samples")
     middle.set(title="clusters", xlabel="class", ylabel="cluster")
-    sizes.hist(everyone.weights, bins=min(40, max(1, len(np.unique(everyone.sizes)))), color="#0072B2")
-    sizes.axvline(1 / len(everyone), color="#5A5A5A", lw=1, ls="--")
-    sizes.set(title="weight of each device", xlabel="$p_k$ (dashed: equal weights)", ylabel="devices")
-    right.bar(range(groups.count), groups.weights(everyone), color="#0072B2")
-    right.axhline(1 / groups.count, color="#5A5A5A", lw=1, ls="--")
-    right.set(title="weight of each cluster", xlabel="cluster", ylabel="$q_K$ (dashed: equal weights)")
     for ax in (left, middle):
         ax.set_xticks(range(report.label_counts.shape[1]) if report.label_counts.shape[1] <= 20 else [])
     if groups.count <= 20:
         middle.set_yticks(range(groups.count))
-        right.set_xticks(range(groups.count))
-    save(figure, path)

@@ -55,7 +55,8 @@ def device_sample(fleet: Fleet, seed: int, clusters: Clusters | None = None) -> 
     if n <= MAX_SURVEYED:
         return np.arange(n)
     cluster = clusters.assignment if clusters is not None else np.zeros(n, np.int32)
-    order = np.lexsort((fleet.sizes, fleet.major_class, cluster))
+    major = fleet.major_class if fleet.labels is not None else np.zeros(n, np.int32)
+    order = np.lexsort((fleet.sizes, major, cluster))
     edges = np.arange(MAX_SURVEYED + 1) * n // MAX_SURVEYED
     drawn = edges[:-1] + np.floor(stream(seed, "device_sample").random(MAX_SURVEYED) * np.diff(edges)).astype(int)
     return np.sort(order[drawn])

@@ -24,7 +24,7 @@ FEW = 4  # rows that may become columns
 
 
 def outcomes_table(result: Comparison) -> Grid:
-    from fedcluster.models.tasks import recorded_metrics
+    from fedcluster.models.metrics import recorded_metrics
     from fedcluster.runs.plots import LABELS, X
 
     what = X[result.x][0] if result.x in ("time", "bytes") else result.x
@@ -53,7 +53,7 @@ def outcomes_table(result: Comparison) -> Grid:
 
 def test_scores(line: dict[str, Any]) -> str:
     """The metrics of a line, each followed by a comma."""
-    from fedcluster.models.tasks import recorded_metrics
+    from fedcluster.models.metrics import recorded_metrics
 
     return "".join(
         f"test {metric.label} {metric.text(line[f'test_{metric.name}'])}, " for metric in recorded_metrics(line)
@@ -110,10 +110,12 @@ def clock_time(hours: float) -> str:
 
 def devices_table(found: FleetReport) -> Grid:
     sizes, weights = found.fleet.sizes, found.fleet.weights
-    top = found.label_counts.max(axis=1) / found.label_counts.sum(axis=1)
+    columns = {"samples": sizes, "p_k": weights}
+    if found.labelled:
+        columns["share of the largest class"] = found.label_counts.max(axis=1) / found.label_counts.sum(axis=1)
     rows = [
         [name, *(f"{value:.4g}" for value in (column.min(), column.mean(), column.max()))]
-        for name, column in (("samples", sizes), ("p_k", weights), ("share of the largest class", top))
+        for name, column in columns.items()
     ]
     return ruled([f"{len(sizes):,} devices", "least", "mean", "most"], rows)
 

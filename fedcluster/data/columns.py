@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fedcluster.data.dataset import most_classes
 from fedcluster.data.images import stacked
 from fedcluster.data.tables import Table, is_number
+from fedcluster.data.targets import most_classes
 from fedcluster.errors import BadData
 
 LABELS = ("label", "labels", "target", "class", "y")

@@ -1,25 +1,59 @@
-"""The dataset: samples and labels, and the one place where raw values become what a model sees."""
+"""The dataset: samples and targets, and the one place where stored values become what a model sees."""
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcluster.data.targets import MOST_TOKENS, PLURALS, TARGETS, check_ids, check_targets, infer_kind, is_token_ids
 from fedcluster.errors import BadData
+
+
+class DataSpec(NamedTuple):
+    """What a model and a task have to know of the data.
+
+    `shape` is that of one sample. `outputs` is what the model gives for a sample: a score for each class, number or
+    label; for token targets, a score for each token of the vocabulary at every position. `vocabulary` is the number of
+    token ids where samples are such, else 0.
+    """
+
+    shape: tuple[int, ...]
+    target: str
+    outputs: int
+    vocabulary: int = 0
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> "DataSpec":
+        """The reverse of `_asdict`, checked, because it comes from a file or from the network: ValueError, TypeError or
+        KeyError where it is none."""
+        shape, target, outputs, vocabulary = (given[name] for name in cls._fields)
+        spec = cls(tuple(map(int, shape)), str(target), int(outputs), int(vocabulary))
+        if target not in TARGETS or not 0 <= spec.vocabulary <= MOST_TOKENS or not 1 <= spec.outputs <= MOST_TOKENS:
+            raise ValueError("no such data")
+        return spec
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Classification data: `x` as images [N, channels, height, width] or rows [N, features], `y` in 0..classes-1.
+    """Samples `x` and targets `y` of the training and the test set.
 
-    Images may be given without a channel axis or with it last. Bytes (uint8) are stored as they are and
-    standardised when they are used, (x / 255 - mean) / std per channel of the training set; every other
-    type is taken as float32, unchanged. `device_train` says, for `partition = "natural"`, whose each row is.
+    `x` are images [N, channels, height, width], rows of numbers [N, features], or token ids [N, S]. Images may be given
+    without a channel axis or with it last. Bytes (uint8) are stored as they are and standardised when they are used,
+    (x / 255 - mean) / std per channel of the training set. Other whole numbers [N, S] are token ids and stay int64; all
+    else becomes float32, unchanged.
+
+    `y` are of the kind `target`: "class" (int64 [N]), "number" (float32 [N] or [N, T]), "multilabel" (0 or 1, [N, L])
+    or "token" (int64 [N, S], the next token at each position, -100 where it does not count). Left out, the kind is
+    inferred. `outputs` is the number of classes, numbers, labels or tokens; give it where the data do not have all of
+    them. `classes` is the same for class targets, else 0.
+
+    `device_train` names, for `partition = "natural"`, the device of each training row.
     """
 
     x_train: Any
@@ -29,23 +63,31 @@ class Dataset:
     device_train: NDArray[Any] | None = None
     name: str = "data"
     classes: int = 0
+    target: str = ""
+    outputs: int = 0
+    vocabulary: int = 0
     scale: Tensor | None = field(default=None, init=False)
     shift: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        if self.target not in ("", *TARGETS):
+            raise BadData(f"{self.name}: target = {self.target!r} is not allowed: use one of {', '.join(TARGETS)}")
+        put(self, "target", self.target or infer_kind(self.y_train, self.y_test, self.x_train, self.name))
+        outputs = max(self.outputs, self.classes, self.vocabulary if self.target == "token" else 0)
         for split in ("train", "test"):
-            x = samples(getattr(self, f"x_{split}"), f"x_{split} of {self.name}")
-            y = labels(getattr(self, f"y_{split}"), f"y_{split} of {self.name}", len(x), self.classes)
+            x = samples(getattr(self, f"x_{split}"), f"x_{split} of {self.name}", self.vocabulary)
+            y = check_targets(getattr(self, f"y_{split}"), self.target, f"y_{split} of {self.name}", len(x), outputs)
             put(self, f"x_{split}", x)
             put(self, f"y_{split}", y)
-        if self.x_train.shape[1:] != self.x_test.shape[1:] or self.x_train.dtype != self.x_test.dtype:
-            raise BadData(
-                f"{self.name}: training samples are {describe(self.x_train)} but test samples are "
-                f"{describe(self.x_test)}; they must be alike"
-            )
-        seen = 1 + max(int(self.y_train.max()), int(self.y_test.max()))
-        put(self, "classes", max(self.classes, seen))
+        for part, what in (("x", "samples"), ("y", "targets")):
+            train, test = getattr(self, f"{part}_train"), getattr(self, f"{part}_test")
+            if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+                raise BadData(
+                    f"{self.name}: training {what} are {describe(train)} but test {what} are {describe(test)}; "
+                    "they must be alike"
+                )
+        self.count_outputs(outputs)
         if self.device_train is not None and np.shape(self.device_train) != (len(self.x_train),):
             raise BadData(f"{self.name}: device_train must name one device for each of the {len(self.x_train)} rows")
         if self.x_train.dtype == torch.uint8:
@@ -53,10 +95,57 @@ class Dataset:
             put(self, "scale", 1 / (255 * std))
             put(self, "shift", -mean / std)
 
+    def count_outputs(self, outputs: int) -> None:
+        """Set `outputs`, `classes` and `vocabulary` to the larger of what was given and what the data have."""
+        put = object.__setattr__
+        if self.x_train.dtype == torch.int64:
+            put(self, "vocabulary", max(self.vocabulary, 1 + max(int(self.x_train.max()), int(self.x_test.max()))))
+        seen = 1 + max(int(self.y_train.max()), int(self.y_test.max()))
+        match self.target:
+            case "class":
+                outputs = max(outputs, seen)
+            case "token":
+                outputs = max(outputs, seen, self.vocabulary)
+                if self.vocabulary:  # inputs and targets are tokens of the same vocabulary
+                    put(self, "vocabulary", outputs)
+            case _:
+                outputs = self.y_train.shape[1] if self.y_train.ndim == 2 else 1
+        put(self, "outputs", outputs)
+        put(self, "classes", outputs if self.target == "class" else 0)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
         return tuple(self.x_train.shape[1:])
+
+    @property
+    def spec(self) -> DataSpec:
+        return DataSpec(self.shape, self.target, self.outputs, self.vocabulary)
+
+    def labels(self, needed_by: str) -> NDArray[np.int64]:
+        """The class of every training row, for what cannot do without; BadData where targets are not classes."""
+        if self.target != "class":
+            raise BadData(f"{needed_by} needs class labels, but the targets of {self.name} are {PLURALS[self.target]}")
+        found: NDArray[np.int64] = self.y_train.numpy()
+        return found
+
+    def with_target(self, kind: str, needed_by: str) -> "Dataset":
+        """The same data with targets of another kind: classes as numbers, or whole numbers as classes."""
+        if kind == self.target:
+            return self
+        if {kind, self.target} != {"class", "number"} or (kind == "class" and self.y_train.ndim == 2):
+            raise BadData(
+                f"{needed_by} needs targets that are {PLURALS[kind]}, but those of {self.name} are "
+                f"{PLURALS[self.target]}"
+            )
+        other = copy(self)
+        put = object.__setattr__
+        put(other, "target", kind)
+        for split in ("train", "test"):
+            y = getattr(self, f"y_{split}").numpy()
+            put(other, f"y_{split}", check_targets(y, kind, f"y_{split} of {self.name}", len(y), 0))
+        other.count_outputs(0)
+        return other
 
     def inputs(self, x: Tensor) -> Tensor:
         """What the model sees of stored samples."""
@@ -76,19 +165,24 @@ class Dataset:
 
     def digest(self) -> str:
         """A fingerprint of every value, so that a resumed run can tell that its data are the same."""
-        total = sha256()
+        total = sha256(repr(self.spec[1:]).encode())
         for tensor in (self.x_train, self.y_train, self.x_test, self.y_test):
             total.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
             total.update(tensor.numpy().data)
+        for tensor in (self.scale, self.shift):
+            total.update(b"" if tensor is None else tensor.numpy().tobytes())
         if self.device_train is not None:
             total.update("\n".join(map(str, self.device_train)).encode())
         return total.hexdigest()
 
 
-def samples(x: Any, what: str) -> Tensor:
+def samples(x: Any, what: str, vocabulary: int = 0) -> Tensor:
     array = np.asarray(x)
     if array.dtype.kind not in "fiub" or array.ndim < 2 or array.ndim > 4 or array.size == 0:
         raise BadData(f"{what} must be numbers [rows, features] or images, but is {array.dtype} {list(array.shape)}")
+    if is_token_ids(array):
+        check_ids(array, what, vocabulary)
+        return torch.from_numpy(np.ascontiguousarray(array.astype(np.int64)))
     if array.ndim == 3:
         array = array[:, None]
     elif array.ndim == 4 and array.shape[3] in (1, 3, 4) and array.shape[1] not in (1, 3, 4):
@@ -98,22 +192,6 @@ def samples(x: Any, what: str) -> Tensor:
         if not np.isfinite(array).all():
             raise BadData(f"{what} has values that are not finite; remove or fill them")
     return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def labels(y: Any, what: str, rows: int, classes: int) -> Tensor:
-    array = np.asarray(y)
-    if array.shape != (rows,):
-        raise BadData(f"{what} must be one label for each of the {rows} samples, but has shape {list(array.shape)}")
-    if array.dtype.kind not in "iub" or (array < 0).any():
-        raise BadData(f"{what} must be whole numbers from 0, but is {array.dtype}")
-    if int(array.max()) >= max(classes, most_classes(rows)):  # before the cast: a large unsigned number wraps
-        raise BadData(f"{what} has the label {array.max()}: number the classes from 0")
-    return torch.from_numpy(array.astype(np.int64))
-
-
-def most_classes(rows: int) -> int:
-    """How many classes this many rows may have, so that one absurd label does not make an absurd model."""
-    return max(10_000, rows)
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:

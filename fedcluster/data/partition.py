@@ -52,7 +52,7 @@ class Partition:
     """
 
     sizes: Ints
-    labels: Labels
+    labels: Labels | None  # None where targets are not classes
     sample_indices: Callable[[int], Ints]
     names: NDArray[np.str_] | None = None
     repeats: bool = False
@@ -64,6 +64,8 @@ class Partition:
 
     def label_counts(self, k: int) -> Ints:
         """The number of samples of each class that device k holds."""
+        if self.labels is None:
+            raise BadData("the label counts of devices are asked for, but targets are not classes")
         return self.labels.counts(k)
 
     def pooled(self, limit: int, seed: int) -> Ints:
@@ -92,16 +94,16 @@ def by_owner(owner: Ints, devices: int, dataset: Dataset, names: Any = None) -> 
         )
     order = np.argsort(owner, kind="stable")[len(owner) - int(sizes.sum()) :]
     ends = np.cumsum(sizes)
-    y = dataset.y_train.numpy()
 
     def sample_indices(k: int) -> Ints:
         return order[ends[k] - sizes[k] : ends[k]]
 
-    def label_counts(k: int) -> Ints:
-        return np.bincount(y[sample_indices(k)], minlength=dataset.classes)
-
-    major = most_frequent(owner[order], y[order], devices, dataset.classes)
-    return Partition(sizes, Labels(major, label_counts), sample_indices, names)
+    labels = None
+    if dataset.target == "class":
+        y = dataset.labels("label counts")
+        major = most_frequent(owner[order], y[order], devices, dataset.classes)
+        labels = Labels(major, counts_of(dataset, sample_indices))
+    return Partition(sizes, labels, sample_indices, names)
 
 
 def most_frequent(owner: Ints, y: Ints, devices: int, classes: int) -> Ints:
@@ -116,32 +118,45 @@ def most_frequent(owner: Ints, y: Ints, devices: int, classes: int) -> Ints:
 
 def one_device(rows: Ints, dataset: Dataset) -> Partition:
     """One device that holds these rows of the training set."""
-
-    def label_counts(k: int) -> Ints:
-        return np.bincount(dataset.y_train.numpy()[rows], minlength=dataset.classes)
-
-    major = np.array([label_counts(0).argmax()], np.int32)
-    return Partition(np.array([len(rows)]), Labels(major, label_counts), lambda k: rows)
+    return of_rows([rows], dataset)
 
 
 def from_rows(given: Sequence[Any], dataset: Dataset, devices: int) -> Partition:
     """The partition that a user's function returned, checked."""
-    y = dataset.y_train.numpy()
+    total = len(dataset.y_train)
     rows = [np.asarray(mine) for mine in given]
     if len(rows) != devices:
         raise BadExperiment(f"fleet.partition: the function returned rows of {len(rows)} devices, not of {devices}")
     for k, mine in enumerate(rows):
-        if mine.ndim != 1 or mine.dtype.kind not in "iu" or not len(mine) or mine.min() < 0 or mine.max() >= len(y):
+        if mine.ndim != 1 or mine.dtype.kind not in "iu" or not len(mine) or mine.min() < 0 or mine.max() >= total:
             raise BadExperiment(
                 f"fleet.partition: the function must return, for each device, at least one row number from 0 to "
-                f"{len(y) - 1}; for device {k} it returned {mine.dtype} {list(mine.shape)}"
+                f"{total - 1}; for device {k} it returned {mine.dtype} {list(mine.shape)}"
             )
+    return of_rows(rows, dataset)
 
-    def label_counts(k: int) -> Ints:
-        return np.bincount(y[rows[k]], minlength=dataset.classes)
 
-    major = np.array([label_counts(k).argmax() for k in range(devices)], np.int32)
-    return Partition(np.array([len(mine) for mine in rows]), Labels(major, label_counts), rows.__getitem__)
+def of_rows(rows: list[Ints], dataset: Dataset) -> Partition:
+    """The partition in which each device holds these rows."""
+    labels = None
+    if dataset.target == "class":
+        counts = counts_of(dataset, rows.__getitem__)
+        labels = Labels(np.array([counts(k).argmax() for k in range(len(rows))], np.int32), counts)
+    return Partition(np.array([len(mine) for mine in rows]), labels, rows.__getitem__)
+
+
+def counts_of(dataset: Dataset, sample_indices: Callable[[int], Ints]) -> Callable[[int], Ints]:
+    """The function from a device to its number of samples of each class."""
+    y = dataset.labels("label counts")
+    return lambda k: np.bincount(y[sample_indices(k)], minlength=dataset.classes)
+
+
+def labels_of_one_distribution(devices: int, dataset: Dataset, sample_indices: Callable[[int], Ints]) -> Labels | None:
+    """The labels of devices that all draw from the same rows, where targets are classes."""
+    if dataset.target != "class":
+        return None
+    most_common = int(np.bincount(dataset.labels("label counts")).argmax())
+    return Labels(np.full(devices, most_common, np.int32), counts_of(dataset, sample_indices))
 
 
 def by_class_counts(sizes: Ints, labels: Labels, by_class: list[Ints], seed: int, largest: Ints) -> Partition:
@@ -182,7 +197,7 @@ def rounded(shares: NDArray[np.float64], total: int) -> Ints:
 
 def rows_by_class(dataset: Dataset, partition: str) -> list[Ints]:
     """The rows of each class. Every class must have some."""
-    y = dataset.y_train.numpy()
+    y = dataset.labels(f'fleet.partition = "{partition}"')
     order = np.argsort(y, kind="stable")
     by_class = np.split(order, np.cumsum(np.bincount(y, minlength=dataset.classes))[:-1])
     empty = [c for c, rows in enumerate(by_class) if len(rows) == 0]

@@ -62,8 +62,8 @@ class Fleet:
     def known_labels(self) -> Labels:
         if self.labels is None:
             raise BadData(
-                "the label counts of the devices are not known: let them join with --tell-labels, or use a clustering "
-                "that does not need them"
+                "the label counts of the devices are not known: use a clustering that does not need them, or, where "
+                "targets are classes, let devices join with --tell-labels"
             )
         return self.labels
 
@@ -79,6 +79,7 @@ def build(options: Options, dataset: Dataset, seed: int, cap: float = np.inf) ->
     With `partition = "natural"` the data say which devices there are; otherwise a fleet file, a trace or
     `fleet.devices` does, and samples are drawn for as many devices.
     """
+    options = partitions.usable(options, dataset)
     if partitions.names_devices(options):
         partition = partitions.build(options, dataset, seed)
         known = described(options, seed, partition.names)

@@ -14,20 +14,20 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from fedcluster.data import sources
-from fedcluster.data.dataset import Dataset
+from fedcluster.data.dataset import Dataset, DataSpec
 from fedcluster.data.partition import Partition, one_device
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Experiment, load
 from fedcluster.fleet import fleet
 from fedcluster.flower.messages import InvalidMessage, pack_tensors, unpack_tensors
-from fedcluster.flower.registry import DEVICE_ID, Registration
+from fedcluster.flower.registry import DEVICE_ID, Registration, outputs_of
 from fedcluster.state import Message as Tensors
 from fedcluster.training.executors.in_process import InProcess
 from fedcluster.training.setup import build_trainer
 
 STATE = "fedcluster.device_state"  # records in Flower's Context
 RECEIVED = "fedcluster.received"
-PLAN = ("seed", "shape", "classes", "model", "frozen", "algorithm", "local", "transforms", "scale", "shift")
+PLAN = ("seed", "data", "model", "frozen", "task", "algorithm", "local", "transforms", "scale", "shift")
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,19 @@ class Device:
         return len(self.dataset.y_train)
 
     def registration(self) -> Registration:
-        labels = np.bincount(self.dataset.y_train.numpy(), minlength=self.dataset.classes).tolist()
+        spec, labels = self.dataset.spec, None
+        if self.identity.tell_labels:
+            labels = np.bincount(self.dataset.labels("--tell-labels"), minlength=self.dataset.classes).tolist()
         return Registration(
             device=self.identity.device,
             samples=self.samples,
-            shape=list(self.dataset.shape),
-            classes=self.dataset.classes,
+            shape=list(spec.shape),
+            target=spec.target,
+            outputs=spec.outputs,
+            vocabulary=spec.vocabulary,
             timezone=self.identity.timezone,
             slots=self.identity.slots,
-            labels=labels if self.identity.tell_labels else None,
+            labels=labels,
         )
 
     def prepare(self, plan: str) -> InProcess:
@@ -94,18 +98,20 @@ class Device:
 
     def build(self, text: str) -> InProcess:
         plan = read_plan(text)
-        for name in (plan["model"], plan["algorithm"]["name"], *plan["transforms"]):
+        task = plan["task"]
+        for name in (plan["model"], task["name"], task.get("loss"), plan["algorithm"]["name"], *plan["transforms"]):
             self.check_allowed(str(name))  # before anything is imported
-        keys = {key: plan[key] for key in ("seed", "algorithm", "local", "transforms")}
+        keys = {key: plan[key] for key in ("seed", "task", "algorithm", "local", "transforms")}
         init = {"init": self.identity.init} if plan["frozen"] is not None and self.identity.init else {}
         try:
-            experiment, classes = Experiment(model={"name": str(plan["model"])} | init, **keys), int(plan["classes"])
+            spec = DataSpec.read(plan["data"])
+            experiment = Experiment(model={"name": str(plan["model"])} | init, **keys)
         except BadExperiment as error:
             raise InvalidMessage(f"a plan that cannot be followed ({error})") from None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise InvalidMessage(f"a plan that cannot be followed ({type(error).__name__})") from None
-        dataset = self.standardised(plan["shape"], classes, plan["scale"], plan["shift"])
-        trainer = build_trainer(experiment, dataset.shape, classes)
+        dataset = self.prepared(spec, plan["scale"], plan["shift"])
+        trainer = build_trainer(experiment, spec)
         if trainer.flat_model.frozen_digest() != plan["frozen"]:
             raise BadData(
                 "the frozen weights of the model differ from the server's: if the experiment has model.init, join with "
@@ -117,13 +123,20 @@ class Device:
         if ":" in name and name not in self.identity.allow:
             raise BadExperiment(f"the server asks for {name}, which this device does not allow (--allow)")
 
-    def standardised(self, shape: list[int], classes: int, scale: Any, shift: Any) -> Dataset:
-        """The device's data, standardised with the server's scale and shift where the plan has them."""
-        dataset = self.dataset
-        if list(dataset.shape) != shape or dataset.classes > classes:
+    def prepared(self, spec: DataSpec, scale: Any, shift: Any) -> Dataset:
+        """The device's data with the federation's kind of targets, standardised with the server's scale and shift where
+        the plan has them."""
+        dataset = self.dataset.with_target(spec.target, "the federation")
+        ours = dataset.spec
+        fewer_allowed = spec.target in ("class", "token")
+        if (
+            ours.shape != spec.shape
+            or (ours.outputs > spec.outputs if fewer_allowed else ours.outputs != spec.outputs)
+            or ours.vocabulary > spec.vocabulary
+        ):
             raise BadData(
-                f"{dataset.name} has samples {list(dataset.shape)} of {dataset.classes} classes, "
-                f"but the federation learns {shape} of {classes}"
+                f"{dataset.name} has samples {list(ours.shape)} of {outputs_of(ours)}, but the federation learns "
+                f"{list(spec.shape)} of {outputs_of(spec)}"
             )
         return dataset if scale is None else dataset.standardised(scale, shift)
 
@@ -136,9 +149,10 @@ def read_plan(text: str) -> dict[str, Any]:
         plan = None
     if not isinstance(plan, dict) or set(plan) != set(PLAN):
         raise InvalidMessage("a plan with unknown or missing keys")
-    algorithm, transforms = plan["algorithm"], plan["transforms"]
-    if not isinstance(algorithm, dict) or "name" not in algorithm or not isinstance(transforms, list):
-        raise InvalidMessage("a plan without the names of algorithm and transforms")
+    parts = plan["task"], plan["algorithm"]
+    named = all(isinstance(part, dict) and "name" in part for part in parts)
+    if not named or not isinstance(plan["transforms"], list):
+        raise InvalidMessage("a plan without the names of task, algorithm and transforms")
     return plan
 
 
@@ -161,7 +175,8 @@ def simulated_device(path: str, k: int) -> Device:
     dataset, partition, init = simulated_fleet(path)
     rows = partition.sample_indices(k)
     x, y = dataset.x_train.numpy()[rows], dataset.y_train.numpy()[rows]
-    share = Dataset(x, y, dataset.x_test[:1].numpy(), dataset.y_test[:1].numpy(), classes=dataset.classes)
+    given = {name: getattr(dataset, name) for name in ("target", "outputs", "vocabulary")}
+    share = Dataset(x, y, dataset.x_test[:1].numpy(), dataset.y_test[:1].numpy(), **given)
     return Device(Identity(str(k), path, init=init), share)
 
 

@@ -24,7 +24,9 @@ from pydantic import (
     model_validator,
 )
 
+from fedcluster.data.dataset import DataSpec
 from fedcluster.data.partition import Labels
+from fedcluster.data.targets import MOST_TOKENS, PLURALS, TARGETS
 from fedcluster.errors import BadRun
 from fedcluster.experiment import WITH_DEVICES, Experiment
 from fedcluster.files import write_atomically
@@ -47,6 +49,7 @@ REQUIRED = {  # the field that a clustering needs of every device, and the optio
     "availability": ("slots", "--slots"),
 }
 
+Target = Annotated[str, StringConstraints(pattern=f"^({'|'.join(TARGETS)})$")]
 Text = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9/_+ :.,-]*$")]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 
@@ -70,16 +73,22 @@ class Registration(BaseModel):
     device: Annotated[str, StringConstraints(pattern=f"^{DEVICE_ID.pattern}$")]
     samples: Count
     shape: Annotated[list[Count], Field(min_length=1, max_length=3)]
-    classes: Annotated[int, Field(ge=1, le=100_000)]
+    target: Target = "class"
+    outputs: Annotated[int, Field(ge=1, le=MOST_TOKENS)]  # classes, numbers, labels or tokens
+    vocabulary: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 0
     timezone: Annotated[Text, empty_or(zone)] = ""
     slots: Annotated[Text, empty_or(daily_hours)] = ""
     labels: Annotated[list[Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=100_000)] | None = None
 
     @model_validator(mode="after")
     def check_labels(self) -> "Registration":
-        if self.labels is not None and len(self.labels) != self.classes:
-            raise ValueError(f"{len(self.labels)} label counts for {self.classes} classes")
+        if self.labels is not None and (self.target != "class" or len(self.labels) != self.outputs):
+            raise ValueError(f"{len(self.labels)} label counts for {self.outputs} {PLURALS[self.target]}")
         return self
+
+    @property
+    def spec(self) -> DataSpec:
+        return DataSpec(tuple(self.shape), self.target, self.outputs, self.vocabulary)
 
 
 class Entry(Registration):
@@ -142,14 +151,23 @@ class Registry:
         for other in [*self.entries, *self.pending.values()][:1]:
             if other.shape != registration.shape:
                 return f"its samples are {registration.shape}, those of device {other.device} are {other.shape}"
-        if self.entries and self.experiment.data.name == WITH_DEVICES and registration.classes > self.classes:
-            return f"it has {registration.classes} classes, but the federation learns {self.classes}"
+            if other.target != registration.target or bool(other.vocabulary) != bool(registration.vocabulary):
+                return f"its data are of another kind than those of device {other.device}"
+            if other.target in ("number", "multilabel") and other.outputs != registration.outputs:
+                what = PLURALS[other.target]
+                return f"its targets are {registration.outputs} {what}, those of device {other.device} {other.outputs}"
+        if self.entries and self.experiment.data.name == WITH_DEVICES:
+            spec = self.spec
+            if registration.outputs > spec.outputs or registration.vocabulary > spec.vocabulary:
+                return f"it has {outputs_of(registration.spec)}, but the federation learns {outputs_of(spec)}"
         return None
 
     @property
-    def classes(self) -> int:
-        """The largest number of classes among the devices with which the run started."""
-        return max(entry.classes for entry in self.entries if entry.since == 0)
+    def spec(self) -> DataSpec:
+        """The spec of the devices with which the run started: with as many classes or tokens as any of them has."""
+        first = [entry.spec for entry in self.entries if entry.since == 0]
+        most = {name: max(getattr(spec, name) for spec in first) for name in ("outputs", "vocabulary")}
+        return first[0]._replace(**most)
 
     def admit(self, round: int, say: Callable[[str], None]) -> None:
         """Admit the pending devices from this round on: at the start by the experiment's clustering, later each to the
@@ -183,7 +201,7 @@ class Registry:
     def fleet(self, round: int | None = None) -> Fleet:
         """The devices that take part in a round (None: all), as a simulated fleet without data."""
         entries = self.members(round)
-        labels = label_counts([entry.labels for entry in entries], max(entry.classes for entry in entries))
+        labels = label_counts([entry.labels for entry in entries], max(entry.outputs for entry in entries))
         day = self.experiment.fleet.date
         ahead = np.array([hours_ahead(entry.timezone, day) if entry.timezone else np.nan for entry in entries])
         free = None
@@ -210,6 +228,12 @@ class Registry:
             for entry, count in zip(self.entries[first:], counts[first:], strict=True)
             if count < entry.samples
         ]
+
+
+def outputs_of(spec: DataSpec) -> str:
+    """How many outputs there are of what, and of how many tokens samples consist."""
+    tokens = f" and {spec.vocabulary} tokens" if spec.vocabulary and spec.target != "token" else ""
+    return f"{spec.outputs} {PLURALS[spec.target]}{tokens}"
 
 
 def label_counts(counts: list[list[int] | None], classes: int) -> Labels | None:

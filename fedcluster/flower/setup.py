@@ -4,12 +4,16 @@ import json
 from dataclasses import dataclass, replace
 
 from fedcluster.data import sources
+from fedcluster.data.dataset import DataSpec
+from fedcluster.data.targets import PLURALS
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import WITH_DEVICES
 from fedcluster.flower.device import PLAN
 from fedcluster.flower.executor import REMOTE_STATE, FlowerExecutor, NodeDirectory, NoExecutor, Say
 from fedcluster.flower.registry import MAX_DEVICES, RegistrySchedule
-from fedcluster.training.setup import Setup, assemble, build_trainer, check_output
+from fedcluster.models import tasks, zoo
+from fedcluster.models.tasks import Task
+from fedcluster.training.setup import Setup, assemble, build_trainer, check_output, with_targets
 
 
 @dataclass(frozen=True)
@@ -28,17 +32,32 @@ def prepare(schedule: RegistrySchedule, say: Say) -> Setup:
     registry = schedule.registry
     experiment = registry.experiment
     dataset = None if experiment.data.name == WITH_DEVICES else sources.open_dataset(experiment.data.name, say)
-    shape = tuple(registry.entries[0].shape)
-    if dataset is not None and dataset.shape != shape:
-        raise BadExperiment(
-            f"data.name: {dataset.name} has samples {list(dataset.shape)}, but the devices have {list(shape)}"
-        )
-    classes = registry.classes if dataset is None else dataset.classes
-    trainer = build_trainer(experiment, shape, classes)
+    spec = registry.spec
+    task = tasks.build(experiment, spec.target if dataset is None else dataset.target)
     if dataset is not None:
-        check_output(trainer.flat_model, dataset)
-    setup = assemble(experiment, trainer, schedule, NoExecutor(), shape, classes, dataset)
+        dataset = with_targets(dataset, task)
+        if dataset.shape != spec.shape:
+            raise BadExperiment(
+                f"data.name: {dataset.name} has samples {list(dataset.shape)}, but the devices have {list(spec.shape)}"
+            )
+    spec = learned(spec, task) if dataset is None else dataset.spec
+    trainer = build_trainer(experiment, spec)
+    if dataset is not None:
+        check_output(trainer.flat_model, dataset, task)
+    setup = assemble(experiment, trainer, schedule, NoExecutor(), spec, dataset)
     return replace(setup, initial_device_state=REMOTE_STATE if setup.initial_device_state else {}, devices=MAX_DEVICES)
+
+
+def learned(spec: DataSpec, task: Task) -> DataSpec:
+    """What the data of the devices are for this task: classes may be taken as numbers."""
+    if spec.target == task.target:
+        return spec
+    if (spec.target, task.target) == ("class", "number"):
+        return spec._replace(target="number", outputs=1)
+    raise BadExperiment(
+        f"task = {task.name} needs targets that are {PLURALS[task.target]}, but those of the devices are "
+        f"{PLURALS[spec.target]}"
+    )
 
 
 def with_executor(setup: Setup, directory: NodeDirectory, max_bytes: int, serve_options: ServeOptions) -> Setup:
@@ -61,15 +80,15 @@ def check_min_updates(schedule: RegistrySchedule, serve_options: ServeOptions) -
 
 def plan_for(setup: Setup) -> str:
     """What a device has to know to train as the simulator would, as JSON."""
-    experiment, dataset = setup.experiment, setup.dataset
+    experiment, dataset, spec = setup.experiment, setup.dataset, setup.spec
     keys = experiment.to_dict()
     scale, shift = (None, None) if dataset is None else (dataset.scale, dataset.shift)
     values = (
         experiment.seed,
-        list(setup.shape),
-        setup.classes,
-        keys["model"]["name"],
+        spec._asdict(),
+        keys.get("model", {}).get("name") or zoo.default_name(spec),
         setup.flat_model.frozen_digest(),
+        {"name": setup.task.name} | keys.get("task", {}),
         keys["algorithm"],
         keys["local"],
         keys["transforms"],

@@ -5,10 +5,11 @@ update, average and every local rule are then plain arithmetic on vectors, in on
 (`requires_grad=False`) stay in the module: they are not part of w, and never sent, averaged or kept per update.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from hashlib import sha256
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,26 @@ Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """What a device minimises: a function of (module, x, y), averaged over the batch."""
 
 
+def output_tensor(returned: Any) -> Tensor:
+    """The outputs among what a model returned: a tensor, the first part of a tuple, or the `logits` of a dict or of a
+    Hugging Face output."""
+    found = returned
+    if isinstance(returned, Mapping):
+        found = returned.get("logits")
+    elif isinstance(returned, list | tuple) and returned:
+        found = returned[0]
+    elif not isinstance(returned, Tensor):
+        found = getattr(returned, "logits", None)
+    if not isinstance(found, Tensor):
+        raise BadExperiment(
+            f"model.name: the model returns a {type(returned).__name__} without outputs: it must return a tensor, a "
+            "tuple whose first part is one, or a dict with logits"
+        )
+    return found
+
+
 def cross_entropy(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(module(x), y)
+    return F.cross_entropy(output_tensor(module(x)), y)
 
 
 class Loss(nn.Module):

@@ -149,5 +149,5 @@ def full_gradient(flat_model: FlatModel, w: Tensor, batches: Batches) -> Tensor:
     total = torch.zeros_like(flat_model.gradient)
     for x, y in batches.whole():
         flat_model.compute_gradient(x.to(flat_model.device), y.to(flat_model.device))
-        total.add_(flat_model.gradient, alpha=y.shape[-1] / len(batches.rows))
+        total.add_(flat_model.gradient, alpha=y.shape[flat_model.w.ndim - 1] / len(batches.rows))
     return total

@@ -1,86 +1,191 @@
-"""Metrics: what the global model is scored by on test data, besides its loss.
+"""Tasks: what is learned. A task says which targets it takes, which outputs the model has to give, the loss, and the
+metrics that are recorded where `metrics` does not name others.
 
-A metric is a function of the model's outputs (samples x classes) and the targets (samples) of a batch. It returns the
-sum of the batch and what to divide it by, so that batches can be added up: accuracy returns the number of correct
-predictions and the number of samples.
+A task of your own is a subclass of `Task`, or of one of those below, that says in what it differs; `batch` is for a
+model that is not simply given x and held against y. A loss of your own is a function (outputs, targets) -> scalar.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar
 
-from torch import Tensor
+from pydantic import AfterValidator
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from fedcluster.data.dataset import DataSpec
+from fedcluster.data.targets import IGNORED, TARGETS
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import import_object
+from fedcluster.experiment import Experiment, Section, check_name, import_object, one_of
+from fedcluster.models.flat_model import Objective, cross_entropy, output_tensor
+from fedcluster.models.metrics import Metric, find_metrics
 
-Function = Callable[[Tensor, Tensor], tuple[float | Tensor, float | Tensor]]
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""The mean loss of a batch, a scalar, given the outputs and the targets."""
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A metric's function, its name in metrics.jsonl (after "test_"), and how it is shown."""
+class Task:
+    """What every task declares.
+
+    `target` is the kind of targets it takes, `losses` are those that `task.loss` names, the first of them the default,
+    and `metrics` are recorded by default. `options` is the section [task] of the experiment.
+    """
 
     name: str
-    function: Function
-    percent: bool = False
-    higher_is_better: bool = True
+    target: ClassVar[str] = "class"
+    losses: ClassVar[Mapping[str, LossFunction]] = {}
+    metrics: ClassVar[tuple[Any, ...]] = ()
 
-    def text(self, value: float) -> str:
-        return f"{value:.2%}" if self.percent else f"{value:.4f}"
+    class Options(Section):
+        """The keys that [task] has besides `name`."""
+
+        loss: Annotated[Any, AfterValidator(lambda loss: loss and check_name(loss, ()))] = None
+
+    def __init__(self, options: Section | None = None) -> None:
+        self.name = vars(type(self)).get("name", type(self).__name__)
+        self.options: Any = options or self.Options()
+        self.own_loss = loss_of(getattr(self.options, "loss", None), self.losses)
+
+    def batch(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What the model is given, and what its outputs are held against."""
+        return x, y
+
+    def output_shape(self, spec: DataSpec) -> tuple[int, ...] | None:
+        """The shape of the model's outputs for one sample; None where every shape will do."""
+        return (spec.outputs,)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of a batch."""
+        function = self.own_loss or next(iter(self.losses.values()), None)
+        if function is None:
+            raise BadExperiment(f"task.name: {type(self).__name__} needs a loss(outputs, targets)")
+        return function(outputs, targets)
+
+    def count(self, targets: Tensor) -> int:
+        """How many losses the mean loss of a batch is the mean of."""
+        return len(targets)
+
+    def predict(self, module: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The model's outputs for a batch, and the targets, as the loss and the metrics take them."""
+        x, y = self.batch(x, y)
+        return output_tensor(module(x)), y
+
+    def mean_loss(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(*self.predict(module, x, y))
 
     @property
-    def label(self) -> str:
-        return self.name.replace("_", " ")
+    def objective(self) -> Objective:
+        """What a device minimises, unless its algorithm adds to it."""
+        return self.mean_loss
 
 
-def correct(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-    return (outputs.argmax(1) == targets).sum(), len(targets)
+class Classification(Task):
+    """One class of several. The model gives a score for each class; the loss is cross-entropy."""
+
+    name = "classification"
+    target = "class"
+    losses: ClassVar[Mapping[str, LossFunction]] = {"cross_entropy": F.cross_entropy}
+    metrics: ClassVar[tuple[Any, ...]] = ("accuracy",)
+
+    class Options(Section):
+        loss: Annotated[Any, one_of("cross_entropy")] = "cross_entropy"
+
+    @property
+    def objective(self) -> Objective:
+        plain = type(self) is Classification and self.own_loss is F.cross_entropy
+        return cross_entropy if plain else self.mean_loss  # which the compiled engine knows
 
 
-def top(k: int, outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-    """The number of samples whose target is among the k highest outputs."""
-    best = outputs.topk(min(k, outputs.shape[1]), dim=1).indices
-    return (best == targets[:, None]).sum(), len(targets)
+class Regression(Task):
+    """One number or several. The model gives as many."""
+
+    name = "regression"
+    target = "number"
+    losses: ClassVar[Mapping[str, LossFunction]] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
+    metrics: ClassVar[tuple[Any, ...]] = ("rmse", "mae", "r2")
+
+    class Options(Section):
+        loss: Annotated[Any, one_of("mse", "mae", "huber")] = "mse"
+
+    def predict(self, module: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, targets = super().predict(module, x, y)
+        return outputs.reshape(targets.shape), targets
 
 
-METRICS: Mapping[str, Metric] = {
-    "accuracy": Metric("accuracy", correct, percent=True),
-    "top5_accuracy": Metric("top5_accuracy", partial(top, 5), percent=True),
+class Multilabel(Task):
+    """Any number of labels. The model gives a logit for each; the loss is the binary cross-entropy."""
+
+    name = "multilabel"
+    target = "multilabel"
+    losses: ClassVar[Mapping[str, LossFunction]] = {"cross_entropy": F.binary_cross_entropy_with_logits}
+    metrics: ClassVar[tuple[Any, ...]] = ("micro_f1", "map")
+
+    class Options(Section):
+        loss: Annotated[Any, one_of("cross_entropy")] = "cross_entropy"
+
+
+def token_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean over the positions that count; 0 where none does."""
+    loss = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    return loss / (targets != IGNORED).sum().clamp(min=1)
+
+
+class NextToken(Task):
+    """The next token of a text. At every position the model gives a score for each token of the vocabulary; the loss is
+    the cross-entropy."""
+
+    name = "next_token"
+    target = "token"
+    losses: ClassVar[Mapping[str, LossFunction]] = {"cross_entropy": token_cross_entropy}
+    metrics: ClassVar[tuple[Any, ...]] = ("token_accuracy", "perplexity")
+
+    class Options(Section):
+        loss: Annotated[Any, one_of("cross_entropy")] = "cross_entropy"
+
+    def output_shape(self, spec: DataSpec) -> tuple[int, ...]:
+        return (*spec.shape, spec.outputs)
+
+    def count(self, targets: Tensor) -> int:
+        return int((targets != IGNORED).sum())
+
+
+TASKS: Mapping[str, type[Task]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "multilabel": Multilabel,
+    "next_token": NextToken,
 }
+BY_TARGET = {task.target: name for name, task in TASKS.items()}
 
 
-def find_metric(given: Any) -> Metric:
-    """A metric of the table by its name, or one of the user's: a function or a Metric, itself or as
-    package.module:name. A function's metric has the function's name."""
-    if isinstance(given, str) and ":" not in given:
-        if given not in METRICS:
-            raise BadExperiment(
-                f"metrics: there is no {given!r}; use one of {', '.join(METRICS)}, or package.module:name"
-            )
-        return METRICS[given]
-    found = import_object(given) if isinstance(given, str) else given
-    if isinstance(found, Metric):
-        return found
-    name = getattr(found, "__name__", type(found).__name__)
-    if not callable(found) or not name.isidentifier() or name == "loss":
-        raise BadExperiment(f"metrics: {name} is not a metric; give a function of outputs and targets, or a Metric")
-    return Metric(name, found)
+def build(experiment: Experiment, target: str) -> Task:
+    """The experiment's task; where it names none, the one for targets of this kind."""
+    section = experiment.task
+    if section.name is None:
+        section = section.named(BY_TARGET[target])
+    found = section.find()
+    task = found if isinstance(found, Task) else found(section.options) if is_task(found) else None
+    if task is None or task.target not in TARGETS:
+        raise BadExperiment(
+            f"task.name: {getattr(found, '__name__', found)} is not a task: give a subclass of fedcluster.Task whose "
+            f"target is one of {', '.join(TARGETS)}"
+        )
+    return task
 
 
-def find_metrics(given: Iterable[Any]) -> list[Metric]:
-    metrics = [find_metric(one) for one in given]
-    if len({metric.name for metric in metrics}) < len(metrics):
-        raise BadExperiment(f"metrics: a name is there twice in {', '.join(metric.name for metric in metrics)}")
-    return metrics
+def is_task(thing: Any) -> bool:
+    return isinstance(thing, type) and issubclass(thing, Task)
 
 
-def recorded_metrics(line: Mapping[str, Any]) -> list[Metric]:
-    """The metrics of a line of metrics.jsonl, in their order. How one of the user's is shown is not on record."""
-    names = [key.removeprefix("test_") for key in line if key.startswith("test_") and key != "test_loss"]
-    return [METRICS.get(name) or Metric(name, _not_recorded) for name in names]
+def loss_of(given: Any, losses: Mapping[str, LossFunction]) -> LossFunction | None:
+    """The function that `task.loss` stands for: one of the task's, or one of the user's."""
+    if isinstance(given, str):
+        given = losses[given] if given in losses else import_object(given, "outputs", "targets")
+    found: LossFunction | None = given
+    return found
 
 
-def _not_recorded(outputs: Tensor, targets: Tensor) -> tuple[float, float]:
-    raise NotImplementedError("a recorded metric has values, not its function")
+def metrics_of(experiment: Experiment, task: Task) -> list[Metric]:
+    """The metrics that the experiment names, else the task's. Which fit a task of the user's is not known."""
+    if experiment.metrics is None:
+        return find_metrics(task.metrics)
+    return find_metrics(experiment.metrics, task.target if task.name in TASKS else None)

@@ -1,13 +1,16 @@
-"""The models, each adapting to the data's channels, size and classes: `model(shape, classes) -> module`."""
+"""The models, each made for the data: `model(shape, outputs) -> module`, for samples of this shape and as many outputs
+as there are classes, numbers or labels. A function that takes `vocabulary` is also given the number of token ids."""
 
 from collections import OrderedDict
 from copy import deepcopy
+from inspect import signature
 from math import prod
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fedcluster.data.dataset import DataSpec
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import import_object
 from fedcluster.models.layers import Crop, InputConv2d, Normalise, PoolSame
@@ -17,16 +20,16 @@ Shape = tuple[int, ...]
 
 
 class Logistic(nn.Sequential):
-    """Softmax regression: one linear layer with bias."""
+    """One linear layer with bias: softmax regression for classes, linear regression for numbers."""
 
-    def __init__(self, shape: Shape, classes: int) -> None:
-        super().__init__(OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(prod(shape), classes)))
+    def __init__(self, shape: Shape, outputs: int) -> None:
+        super().__init__(OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(prod(shape), outputs)))
 
 
 class MLP(nn.Sequential):
     """Two hidden layers of 200 with ReLU, as in McMahan et al. 2017 (199,210 parameters on MNIST)."""
 
-    def __init__(self, shape: Shape, classes: int) -> None:
+    def __init__(self, shape: Shape, outputs: int) -> None:
         super().__init__(
             OrderedDict(
                 flatten=nn.Flatten(),
@@ -34,7 +37,7 @@ class MLP(nn.Sequential):
                 relu1=nn.ReLU(),
                 hidden2=nn.Linear(200, 200),
                 relu2=nn.ReLU(),
-                output=nn.Linear(200, classes),
+                output=nn.Linear(200, outputs),
             )
         )
 
@@ -42,7 +45,7 @@ class MLP(nn.Sequential):
 class CNN(nn.Sequential):
     """Two 3x3 convolutions of 16 and 32 channels, each with ReLU and 2x2 max-pooling; a hidden layer of 128."""
 
-    def __init__(self, shape: Shape, classes: int) -> None:
+    def __init__(self, shape: Shape, outputs: int) -> None:
         channels, height, width = image(shape, "cnn", at_least=4)
         super().__init__(
             OrderedDict(
@@ -55,7 +58,7 @@ class CNN(nn.Sequential):
                 flatten=nn.Flatten(),
                 hidden=nn.Linear(32 * (height // 4) * (width // 4), 128),
                 relu3=nn.ReLU(),
-                output=nn.Linear(128, classes),
+                output=nn.Linear(128, outputs),
             )
         )
 
@@ -64,11 +67,11 @@ class AlexNet(nn.Sequential):
     """The small AlexNet of Zhang et al. 2017 ("Understanding deep learning requires rethinking generalization").
 
     Two blocks of convolution 5x5 (64 channels, same), max-pooling 3x3 with stride 2 (same) and local response
-    normalisation, then layers of 384, 192 and the classes. Larger pictures are cropped to their middle 28x28.
+    normalisation, then layers of 384, 192 and the outputs. Larger pictures are cropped to their middle 28x28.
     ReLU comes after pooling, which is the same function on a quarter of the numbers.
     """
 
-    def __init__(self, shape: Shape, classes: int) -> None:
+    def __init__(self, shape: Shape, outputs: int) -> None:
         channels, height, width = image(shape, "alexnet", at_least=1)
         crop = Crop(28)
         height, width = min(height, crop.size), min(width, crop.size)
@@ -88,9 +91,32 @@ class AlexNet(nn.Sequential):
                 relu3=nn.ReLU(),
                 hidden2=nn.Linear(384, 192),
                 relu4=nn.ReLU(),
-                output=nn.Linear(192, classes),
+                output=nn.Linear(192, outputs),
             )
         )
+
+
+class LSTM(nn.Module):
+    """LEAF's character model (Caldas et al. 2018): an embedding of 8, two LSTM layers of 256, a linear layer.
+
+    For token targets it gives scores [N, S, vocabulary], one row for every position; for others, outputs from the last
+    position, [N, outputs].
+    """
+
+    def __init__(self, vocabulary: int, outputs: int, every_position: bool) -> None:
+        super().__init__()
+        self.every_position = every_position
+        self.embedding = nn.Embedding(vocabulary, 8)
+        self.lstm = nn.LSTM(8, 256, num_layers=2, batch_first=True)
+        self.output = nn.Linear(256, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.lstm(self.embedding(x))
+        outputs: Tensor = self.output(states if self.every_position else states[:, -1])
+        return outputs
+
+
+ZOO: dict[str, Any] = {"alexnet": AlexNet, "cnn": CNN, "mlp": MLP, "logistic": Logistic}
 
 
 def image(shape: Shape, model: str, at_least: int) -> Shape:
@@ -102,30 +128,48 @@ def image(shape: Shape, model: str, at_least: int) -> Shape:
     return shape
 
 
-def build(name: Any, shape: Shape, classes: int, seed: int) -> nn.Module:
+def default_name(spec: DataSpec) -> str:
+    """The model where the experiment names none: the paper's for pictures."""
+    if spec.vocabulary:
+        return "lstm"
+    return "alexnet" if len(spec.shape) == 3 else "mlp"
+
+
+def build(name: Any, spec: DataSpec, seed: int) -> nn.Module:
     """The module that `model.name` stands for, initialised from the seed; a module given as such is copied."""
     if isinstance(name, nn.Module):
         return deepcopy(name)
-    match name:
-        case "logistic":
-            make: Any = Logistic
-        case "mlp":
-            make = MLP
-        case "cnn":
-            make = CNN
-        case "alexnet":
-            make = AlexNet
-        case str():
-            make = import_object(name, "shape", "classes")
-        case _:
-            make = name
+    name = default_name(spec) if name is None else name
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "init"))
-        try:
-            module = make(shape, classes)
-        except Exception as error:  # code of the user's may raise anything
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            raise BadExperiment(f"model.name: {name} fails when it is called with (shape, classes): {why}") from error
+        if name == "lstm":
+            if not spec.vocabulary:
+                raise BadExperiment(f'model.name = "lstm" needs token ids, but a sample is {list(spec.shape)} numbers')
+            return LSTM(spec.vocabulary, spec.outputs, spec.target == "token")
+        if isinstance(name, str) and name in ZOO:
+            if spec.vocabulary:
+                raise BadExperiment(f'model.name = "{name}" takes numbers, but samples are token ids: use lstm')
+            module: nn.Module = ZOO[name](spec.shape, spec.outputs)
+            return module
+        return build_own(name, spec)
+
+
+def build_own(name: Any, spec: DataSpec) -> nn.Module:
+    """The module that a function or class of the user's makes."""
+    make = import_object(name, "shape", "outputs") if isinstance(name, str) else name
+    try:
+        more = {"vocabulary": spec.vocabulary} if "vocabulary" in parameters(make) else {}
+        module = make(spec.shape, spec.outputs, **more)
+    except Exception as error:  # code of the user's may raise anything
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadExperiment(f"model.name: {name} fails when it is called with (shape, outputs): {why}") from error
     if not isinstance(module, nn.Module):
         raise BadExperiment(f"model.name: {name} must return a torch.nn.Module, not {type(module).__name__}")
     return module
+
+
+def parameters(make: Any) -> tuple[str, ...]:
+    try:
+        return tuple(signature(make).parameters)
+    except (TypeError, ValueError):  # it does not say what it takes
+        return ()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcluster.files import write_atomically
-from fedcluster.models.tasks import Metric
+from fedcluster.models.metrics import Metric
 from fedcluster.runs.metrics import Line
 
 DEVICES, TABLE = "devices.jsonl", "devices.parquet"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedcluster.files import write_atomically
-from fedcluster.models.tasks import Metric, recorded_metrics
+from fedcluster.models.metrics import Metric, recorded_metrics
 from fedcluster.runs.devices import summarize
 from fedcluster.runs.metrics import Line
 
@@ -76,7 +76,7 @@ def curves(histories: dict[str, list[list[Line]]], path: Path, title: str = "", 
     metrics = recorded_metrics(next(iter(histories.values()))[0][-1])
     figure, axes = canvas(1 + len(metrics), 4.75 * (1 + len(metrics)), 3.8)
     known = all("train_loss" in line for seeds in histories.values() for lines in seeds for line in lines)
-    loss = ("train_loss", "training loss (cross-entropy)") if known else ("test_loss", "test loss (cross-entropy)")
+    loss = ("train_loss", "training loss") if known else ("test_loss", "test loss")
     panels = [(*loss, 1.0)]
     for metric in metrics:
         unit, scale = (" (%)", 100.0) if metric.percent else ("", 1.0)

@@ -191,7 +191,7 @@ def duration(seconds: float) -> str:
 
 def scores(line: dict[str, Any]) -> str:
     """The scores of a line; empty where the server has no data."""
-    from fedcluster.models.tasks import recorded_metrics
+    from fedcluster.models.metrics import recorded_metrics
 
     loss = line.get("train_loss", line.get("test_loss"))
     metrics = [f"{metric.label} {metric.text(line[f'test_{metric.name}']):>6}" for metric in recorded_metrics(line)]

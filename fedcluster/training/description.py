@@ -8,7 +8,7 @@ from fedcluster.training.setup import Setup
 def describe(setup: Setup) -> str:
     """What is about to be trained, in a line."""
     experiment = setup.experiment
-    name = experiment.model.name if isinstance(experiment.model.name, str) else type(setup.flat_model.module).__name__
+    name = model_name(setup)
     data = setup.dataset.name if setup.dataset else "the devices' data"
     frozen = sum(tensor.numel() for tensor in setup.flat_model.frozen.values())
     also = f" and {frozen:,} frozen ones" if frozen else ""
@@ -17,6 +17,14 @@ def describe(setup: Setup) -> str:
         return f"{what}: centralized on {setup.fleet.sizes[0]:,} pooled samples"
     sizes = f"{len(setup.fleet):,} devices in {setup.clusters.count:,} cluster{'s' * (setup.clusters.count > 1)}"
     return f"{what}: {sizes}, {setup.schedule.cohort_size():,} devices a round"
+
+
+def model_name(setup: Setup) -> str:
+    """The name of the model, also where the experiment leaves it to the data."""
+    given, kind = setup.experiment.model.name, type(setup.flat_model.module).__name__
+    if given is None:
+        return kind.lower()  # one of ours
+    return given if isinstance(given, str) else kind
 
 
 def over_budget(setup: Setup, strict: bool) -> str | None:

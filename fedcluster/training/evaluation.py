@@ -1,24 +1,28 @@
 """Evaluation of the global model: on a fixed sample of the pooled training data and on the test set."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcluster.data.dataset import Dataset
 from fedcluster.data.partition import Ints
-from fedcluster.errors import BadExperiment
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.kernels import EVALUATION_BATCH
-from fedcluster.models.tasks import METRICS, Metric
+from fedcluster.models.metrics import METRICS, Metric, find_metrics, ratio
+from fedcluster.models.tasks import Classification, Task
 
 SAMPLE = 2000  # rows of the pooled training data; all of them when there are fewer
-CHUNK = 250  # rows at a time, so that activations stay small
+CHUNK = 250  # rows at a time, so that activations stay small,
+ROOM = 2**26  # and no more numbers of output than this
 ACCURACY = METRICS["accuracy"]
+
+Sums = dict[str, Tensor]
+"""What the loss and the metrics are made from, by name, in float64. Sums of different samples can be added."""
 
 
 class Evaluator:
@@ -29,9 +33,15 @@ class Evaluator:
     """
 
     def __init__(
-        self, flat_model: FlatModel, dataset: Dataset | None, rows: Ints | None, metrics: Sequence[Metric] = (ACCURACY,)
+        self,
+        flat_model: FlatModel,
+        dataset: Dataset | None,
+        rows: Ints | None,
+        task: Task | None = None,
+        metrics: Sequence[Metric] | None = None,
     ) -> None:
-        self.flat_model, self.dataset, self.metrics, self.threads = flat_model, dataset, metrics, 1
+        self.flat_model, self.dataset, self.task, self.threads = flat_model, dataset, task or Classification(), 1
+        self.metrics = find_metrics(self.task.metrics) if metrics is None else metrics
         at = None if dataset is None or rows is None else torch.from_numpy(rows)
         self.sample = None if dataset is None or at is None else (dataset.x_train[at], dataset.y_train[at])
 
@@ -53,13 +63,12 @@ class Evaluator:
         return ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def measure(self, w: Tensor, x: Tensor, y: Tensor, metrics: Sequence[Metric]) -> dict[str, float]:
-        """Mean cross-entropy and metrics at w. Threads share the chunks, whose results are added in order. The compiled
-        engine has the loss and the accuracy; other metrics are taken from the module's outputs."""
+        """The mean loss and the metrics at w on these samples, as they are stored."""
         self.load(w)
-        return self.scores(self.shared, x, y, metrics)
+        return values(self.sums(self.shared, x, y, metrics), metrics)
 
     def load(self, w: Tensor) -> None:
-        """Make w the model that `score` is about."""
+        """Make w the model that `score` and `sums` are about."""
         self.flat_model.load(w)
         self.flat_model.module.eval()
 
@@ -70,39 +79,62 @@ class Evaluator:
 
     def score(self, x: Tensor, y: Tensor) -> dict[str, float]:
         """The loss and the metrics on these samples, computed by this thread alone."""
-        return self.scores(map, x, y, self.metrics)
+        return values(self.sums(map, x, y, self.metrics), self.metrics)
 
-    def scores(self, shared: Any, x: Tensor, y: Tensor, metrics: Sequence[Metric]) -> dict[str, float]:
+    def sums(self, shared: Any, x: Tensor, y: Tensor, metrics: Sequence[Metric]) -> Sums:
+        """What `values` makes the loss and the metrics from. Threads share the chunks, whose sums are added in order.
+        The compiled engine has the loss and the accuracy; other metrics are taken from the module's outputs."""
+        found: Sums = {}
+        if self.flat_model.network is not None:
+            found = self.compiled(shared, x, y)
+        others = [metric for metric in metrics if metric.name != ACCURACY.name or metric.name not in found]
+        if others or not found:
+            size = self.chunk()
+            chunks = shared(partial(self.part, others), torch.split(x, size), torch.split(y, size))
+            found = add(chunks) | found
+        return found
+
+    def compiled(self, shared: Any, x: Tensor, y: Tensor) -> Sums:
+        """Loss and accuracy by the compiled engine."""
+        network = self.flat_model.network
+        assert network is not None
         assert self.dataset is not None
-        values: dict[str, float] = {}
-        if (network := self.flat_model.network) is not None:
-            rows = -(-len(y) // (self.threads * EVALUATION_BATCH)) * EVALUATION_BATCH
-            found = shared(partial(network.evaluate, x, y, self.dataset), torch.split(torch.arange(len(y)), rows))
-            parts = [part for several in found for part in several]
-            values["loss"] = sum(loss for loss, _ in parts) / len(y)
-            values["accuracy"] = sum(right for _, right in parts) / len(y)
-        if any(metric is not ACCURACY for metric in metrics) or not values:
-            others = [metric for metric in metrics if metric.name not in values]
-            chunks = list(shared(partial(self.part, others), torch.split(x, CHUNK), torch.split(y, CHUNK)))
-            values.setdefault("loss", sum(loss for loss, _ in chunks) / len(y))
-            for number, metric in enumerate(others):
-                total, count = (sum(scores[number][i] for _, scores in chunks) for i in (0, 1))
-                values[metric.name] = total / count if count else 0.0
-        return {"loss": values["loss"]} | {metric.name: values[metric.name] for metric in metrics}
+        rows = -(-len(y) // (self.threads * EVALUATION_BATCH)) * EVALUATION_BATCH
+        several = shared(partial(network.evaluate, x, y, self.dataset), torch.split(torch.arange(len(y)), rows))
+        parts = [part for one in several for part in one]
+        totals = {"loss": sum(loss for loss, _ in parts), "accuracy": sum(right for _, right in parts)}
+        return {name: torch.tensor([total, len(y)], dtype=torch.float64) for name, total in totals.items()}
+
+    def chunk(self) -> int:
+        """Rows at a time."""
+        assert self.dataset is not None
+        shape = self.task.output_shape(self.dataset.spec) or ()
+        return max(1, min(CHUNK, ROOM // prod(shape)))
 
     @torch.no_grad()
-    def part(self, metrics: Sequence[Metric], rows: Tensor, targets: Tensor) -> tuple[float, list[tuple[float, float]]]:
-        """The summed loss of a chunk, and the sum and the count of every metric."""
+    def part(self, metrics: Sequence[Metric], rows: Tensor, targets: Tensor) -> Sums:
+        """The sums of a chunk."""
         assert self.dataset is not None
-        outputs = self.flat_model.module(self.dataset.inputs(rows).to(self.flat_model.device))
-        targets = targets.to(self.flat_model.device)
-        loss = F.cross_entropy(outputs, targets, reduction="sum")
-        return float(loss), [score(metric, outputs, targets) for metric in metrics]
+        device = self.flat_model.device
+        x, y = self.dataset.inputs(rows).to(device), targets.to(device)
+        outputs, targets = self.task.predict(self.flat_model.module, x, y)
+        count = self.task.count(targets)
+        loss = torch.tensor([float(self.task.loss(outputs, targets)) * count, count], dtype=torch.float64)
+        return {"loss": loss} | {metric.name: metric.sums(outputs, targets) for metric in metrics}
 
 
-def score(metric: Metric, outputs: Tensor, targets: Tensor) -> tuple[float, float]:
-    try:
-        total, count = metric.function(outputs, targets)
-        return float(total), float(count)
-    except Exception as error:
-        raise BadExperiment(f"the metric {metric.name} failed ({type(error).__name__}: {error})") from error
+def add(parts: Iterable[Mapping[str, Tensor]]) -> Sums:
+    """The sums of all parts together."""
+    total: Sums = {}
+    for part in parts:
+        for name, sums in part.items():
+            total[name] = total[name] + sums if name in total else sums
+    return total
+
+
+def values(sums: Mapping[str, Tensor], metrics: Sequence[Metric]) -> dict[str, float]:
+    """The mean loss, then every metric by name."""
+    found = {"loss": ratio(sums["loss"])}
+    for metric in metrics:
+        found |= metric.values(sums[metric.name])
+    return found

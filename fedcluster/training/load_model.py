@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
+from fedcluster.data.dataset import DataSpec
 from fedcluster.errors import BadRun, FedClusterError
 from fedcluster.experiment import Experiment, parse, read
 from fedcluster.models import zoo
@@ -34,7 +35,7 @@ def load_model(run: str | Path, best: bool = False, allow: tuple[str, ...] = ())
         raise BadRun(f"the model of {folder} is code of its own: if you trust {given}, add allow=({given!r},)")
     experiment = Experiment(seed=keys.get("seed", 0), model={"name": given} if given else {})
     try:
-        module = zoo.build(experiment.model.name, tuple(data["shape"]), int(data["classes"]), experiment.seed)
+        module = zoo.build(experiment.model.name, DataSpec.read(data), experiment.seed)
         module.load_state_dict(tensors)
     except FedClusterError:
         raise

@@ -73,10 +73,11 @@ def facts(setup: Setup, start: Line | None = None) -> dict[str, Any]:
     """What the run depends on; `start` are the scores of W_0, where they are known."""
     return {
         **versions(),
-        "data": {"shape": list(setup.shape), "classes": setup.classes},
+        "data": setup.spec._asdict(),
         "parameters": setup.flat_model.parameters,
         "devices": len(setup.fleet),
         "clusters": setup.clusters.count,
+        "task": setup.task.name,
         "arithmetic": setup.flat_model.arithmetic,
         "precision": setup.flat_model.precision,
         "cohorts": "stacked" if isinstance(setup.executor, Stacked) else "sequential",
@@ -103,12 +104,15 @@ def fingerprints(setup: Setup) -> dict[str, str]:
     experiment = setup.experiment
     given = {
         "model code": experiment.model.name,
+        "task": experiment.task.name,
+        "loss": getattr(experiment.task.options, "loss", None),
         "algorithm": experiment.algorithm.name,
         "aggregation": experiment.aggregation.name,
         **{f"transform {number}": given for number, given in enumerate(experiment.transforms)},
-        **{f"metric {number}": given for number, given in enumerate(experiment.metrics)},
+        **{f"metric {number}": given for number, given in enumerate(experiment.metrics or ())},
     }
-    return found | {what: code.digest(thing) for what, thing in given.items() if code.is_own(thing)}
+    given = {what: thing for what, thing in given.items() if thing is not None and code.is_own(thing)}
+    return found | {what: code.digest(thing) for what, thing in given.items()}
 
 
 def finish(folder: Folder, setup: Setup, state: State, history: list[Line]) -> None:

@@ -11,8 +11,10 @@ from safetensors.torch import load_file
 from fedcluster import algorithms
 from fedcluster.algorithms.transforms import Transforms
 from fedcluster.data import sources
-from fedcluster.data.dataset import Dataset
+from fedcluster.data.dataset import Dataset, DataSpec
 from fedcluster.data.partition import Ints, Partition, one_device
+from fedcluster.data.partitions import registry as partitions
+from fedcluster.data.targets import PLURALS
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Experiment, Local
 from fedcluster.fleet import clock as clocks
@@ -20,11 +22,11 @@ from fedcluster.fleet import fleet
 from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.schedule import Cycle, Schedule, mean_steps
 from fedcluster.inputs import check_size, located
-from fedcluster.models import zoo
-from fedcluster.models.flat_model import FlatModel, Objective, cross_entropy
+from fedcluster.models import tasks, zoo
+from fedcluster.models.flat_model import FlatModel, Objective, output_tensor
 from fedcluster.models.kernels import unavailable_reason
 from fedcluster.models.schedules import Rates
-from fedcluster.models.tasks import find_metrics
+from fedcluster.models.tasks import Task, metrics_of
 from fedcluster.runs.ledger import size
 from fedcluster.runs.progress import Display
 from fedcluster.state import Message, State
@@ -45,13 +47,13 @@ class Setup:
 
     experiment: Experiment
     dataset: Dataset | None  # None where only the devices of a federation have data
-    shape: tuple[int, ...]  # of a sample
-    classes: int
+    spec: DataSpec
     fleet: fleet.Fleet
     partition: Partition | None  # None where the samples are on the devices of a federation
     clusters: clusters.Clusters
     schedule: Schedule
     rates: Rates
+    task: Task
     flat_model: FlatModel
     algorithm: algorithms.FedAvg
     transforms: Transforms
@@ -69,7 +71,7 @@ class Setup:
 def prepare(experiment: Experiment, display: Display, device: str = "cpu", precision: str = "float32") -> Setup:
     """Experiment -> dataset -> fleet -> clusters -> schedule, and the learner with its start W_0."""
     seed, options = experiment.seed, experiment.clusters
-    dataset = sources.open_dataset(experiment.data.name, display.say)
+    dataset, task = open_data(experiment, display)
     everyone, partition = fleet.build(experiment.fleet, dataset, seed, experiment.accept.cap(claimed=False))
     dataset = partition.dataset or dataset
     if partition.repeats:
@@ -84,9 +86,9 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu", preci
     )
     central = experiment.method == "centralized"
     local = pooled_budget(experiment, everyone, schedule, display) if central else experiment.local
-    trainer = build_trainer(experiment, dataset.shape, dataset.classes, device, local, precision)
+    trainer = build_trainer(experiment, dataset.spec, device, local, precision)
     flat_model = trainer.flat_model
-    check_output(flat_model, dataset)
+    check_output(flat_model, dataset, task)
     if flat_model.could_be_compiled and flat_model.network is None:
         display.say(f"training with torch, which is slower for this model: {unavailable_reason()}")
     sample, held_out = partition.pooled(SAMPLE, seed), partition.held_out
@@ -98,8 +100,7 @@ def prepare(experiment: Experiment, display: Display, device: str = "cpu", preci
         trainer,
         schedule,
         InProcess(trainer, dataset, partition),
-        dataset.shape,
-        dataset.classes,
+        dataset.spec,
         dataset,
         partition,
         sample,
@@ -121,8 +122,7 @@ def assemble(
     trainer: Trainer,
     schedule: Schedule,
     executor: Executor,
-    shape: tuple[int, ...],
-    classes: int,
+    spec: DataSpec,
     dataset: Dataset | None,
     partition: Partition | None = None,
     sample: Ints | None = None,
@@ -134,20 +134,20 @@ def assemble(
     return Setup(
         experiment=experiment,
         dataset=dataset,
-        shape=shape,
-        classes=classes,
+        spec=spec,
         fleet=schedule.fleet,
         partition=partition,
         clusters=schedule.clusters,
         schedule=schedule,
         rates=Rates(experiment, schedule.clusters.count),
+        task=trainer.task,
         flat_model=flat_model,
         algorithm=algorithm,
         transforms=trainer.transforms,
         optimizer=optimizer,
         executor=executor,
         clock=None,
-        evaluate=Evaluator(flat_model, dataset, sample, find_metrics(experiment.metrics)),
+        evaluate=Evaluator(flat_model, dataset, sample, trainer.task, metrics_of(experiment, trainer.task)),
         evaluate_devices=None,
         start=algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size, schedule),
         initial_device_state=algorithm.initial_device_state(flat_model.w, flat_model.size),
@@ -155,24 +155,46 @@ def assemble(
     )
 
 
-def build_model(
-    experiment: Experiment, dataset: Dataset, device: str = "cpu", objective: Objective = cross_entropy
-) -> FlatModel:
-    """The model at its start W_0, for this objective. It is checked against the data."""
-    flat_model = start_model(experiment, dataset.shape, dataset.classes, device, objective)
-    check_output(flat_model, dataset)
+def open_data(experiment: Experiment, display: Display) -> tuple[Dataset, Task]:
+    """The data, with targets as the task takes them. What the data decide is said: the task, the partition and the
+    model, where the experiment leaves them open or they need what the data do not have."""
+    dataset = sources.open_dataset(experiment.data.name, display.say)
+    task = tasks.build(experiment, dataset.target)
+    dataset = with_targets(dataset, task)
+    if dataset.target == "number" and bool((dataset.y_train == dataset.y_train[:1]).all()):
+        raise BadData(f"{dataset.name}: the target is the same in all training rows, so there is nothing to learn")
+    if experiment.task.name is None and task.name != "classification":
+        display.say(f"{dataset.name}: the targets are {PLURALS[dataset.target]}, so the task is {task.name}")
+    chosen = partitions.usable(experiment.fleet, dataset).partition
+    if chosen != experiment.fleet.partition:
+        devices = "the devices that the data name" if chosen == "natural" else "every device draws from all rows"
+        display.say(
+            f'fleet.partition = "{experiment.fleet.partition}" needs class labels, which {dataset.name} does not have: '
+            f'"{chosen}" is used instead ({devices})'
+        )
+    if experiment.model.name is None and zoo.default_name(dataset.spec) != "alexnet":
+        what = "token ids" if dataset.vocabulary else "rows of numbers"
+        display.say(f"{dataset.name}: samples are {what}, so the model is {zoo.default_name(dataset.spec)}")
+    return dataset, task
+
+
+def with_targets(dataset: Dataset, task: Task) -> Dataset:
+    """The data with the kind of targets that the task takes; classes may be taken as numbers, for example."""
+    return dataset.with_target(task.target, f"task = {task.name}")
+
+
+def build_model(experiment: Experiment, dataset: Dataset, device: str = "cpu") -> FlatModel:
+    """The model at its start W_0, for the task's loss. It is checked against the data."""
+    task = tasks.build(experiment, dataset.target)
+    flat_model = start_model(experiment, dataset.spec, device, task.objective)
+    check_output(flat_model, dataset, task)
     return flat_model
 
 
 def start_model(
-    experiment: Experiment,
-    shape: tuple[int, ...],
-    classes: int,
-    device: str,
-    objective: Objective,
-    precision: str = "float32",
+    experiment: Experiment, spec: DataSpec, device: str, objective: Objective, precision: str = "float32"
 ) -> FlatModel:
-    module = zoo.build(experiment.model.name, shape, classes, experiment.seed)
+    module = zoo.build(experiment.model.name, spec, experiment.seed)
     flat_model = FlatModel(module, device, objective, precision)
     if experiment.model.init is not None:
         path = located(experiment.model.init, "model.init")
@@ -183,8 +205,7 @@ def start_model(
 
 def build_trainer(
     experiment: Experiment,
-    shape: tuple[int, ...],
-    classes: int,
+    spec: DataSpec,
     device: str = "cpu",
     local: Local | None = None,
     precision: str = "float32",
@@ -193,17 +214,26 @@ def build_trainer(
     devices. `local` replaces the experiment's, for centralized training."""
     local = local or experiment.local
     central = experiment.method == "centralized"
+    task = tasks.build(experiment, spec.target)
     algorithm = (
         algorithms.Centralized(local) if central else algorithms.build(experiment.algorithm, local, experiment.seed)
     )
-    flat_model = start_model(experiment, shape, classes, device, algorithm.objective, precision)
-    return Trainer(algorithm, flat_model, local, experiment.seed, Transforms(experiment.transforms, experiment.seed))
+    if algorithm.targets and task.target not in algorithm.targets:
+        raise BadExperiment(
+            f"algorithm.name: {algorithm.name} is defined for targets that are "
+            f"{' or '.join(PLURALS[kind] for kind in algorithm.targets)}, and those of task = {task.name} are "
+            f"{PLURALS[task.target]}: use another algorithm"
+        )
+    flat_model = start_model(experiment, spec, device, algorithm.objective(task.objective), precision)
+    transforms = Transforms(experiment.transforms, experiment.seed)
+    return Trainer(task, algorithm, flat_model, local, experiment.seed, transforms)
 
 
 def build_clusters(
     experiment: Experiment, dataset: Dataset, everyone: fleet.Fleet, partition: Partition, display: Display
 ) -> clusters.Clusters:
-    """The clusters; where they go by gradients, by those of cross-entropy at W_0, which under torchrun are rank 0's."""
+    """The clusters. With clusters.features = "gradients" they go by gradients of the task's loss at W_0; under torchrun
+    these are rank 0's."""
     options, seed, features = experiment.clusters, experiment.seed, None
     searched = options.method in ("balanced", "similar")
     if searched and len(everyone) >= MANY:
@@ -228,7 +258,7 @@ def executor_of(experiment: Experiment, dataset: Dataset, precision: str = "floa
     """What a worker process needs, built from the experiment: the same for everyone who builds it. The data set is
     the one that is trained on, after the partition has changed its features, if it does."""
     _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)
-    trainer = build_trainer(experiment, dataset.shape, dataset.classes, precision=precision)
+    trainer = build_trainer(experiment, dataset.spec, precision=precision)
     return InProcess(trainer, dataset, partition)
 
 
@@ -300,25 +330,43 @@ def format_shapes(shapes: dict[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
 
 
-def check_output(flat_model: FlatModel, dataset: Dataset) -> None:
-    """A model of one's own may not fit the data: find out now, and say how."""
+def check_output(flat_model: FlatModel, dataset: Dataset, task: Task) -> None:
+    """A model or a task of one's own may not fit the data: find out now, and say how."""
     flat_model.module.eval()
+    x, y = dataset.inputs(dataset.x_train[:2]).to(flat_model.device), dataset.y_train[:2].to(flat_model.device)
+    given, _ = task.batch(x, y)
     try:
         with torch.no_grad():
-            scores = flat_model.module(dataset.inputs(dataset.x_train[:2]).to(flat_model.device))
+            returned = flat_model.module(given)
     except Exception as error:  # a model may do anything
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadExperiment(f"model.name: the model does not take samples {list(dataset.shape)} ({why})") from None
-    if not isinstance(scores, torch.Tensor):
         raise BadExperiment(
-            f"model.name: the model returns a {type(scores).__name__}, and it must return one tensor, "
-            f"a row of {dataset.classes} scores for each sample: wrap it in a module that does"
-        )
-    if tuple(scores.shape) != (2, dataset.classes):
+            f"model.name: the model does not take samples {list(dataset.shape)} ({first_line(error)})"
+        ) from None
+    expected, found = task.output_shape(dataset.spec), list(output_tensor(returned).shape)
+    numbers = dataset.target == "number" and dataset.y_train.ndim == 1  # one number may come without an axis of its own
+    if expected is not None and found != [len(x), *expected] and not (numbers and found == [len(x)]):
         raise BadExperiment(
-            f"model.name: the model gives {list(scores.shape[1:])} scores a sample, "
-            f"but the data have {dataset.classes} classes"
+            f"model.name: the model gives outputs {found[1:]} for a sample, but the data have {dataset.outputs} "
+            f"{OUTPUTS[dataset.target]}, which take {list(expected)}"
         )
+    try:
+        with torch.no_grad():
+            loss = task.mean_loss(flat_model.module, x, y)
+    except Exception as error:  # as may a loss
+        raise BadExperiment(f"task: the loss fails on outputs {found} ({first_line(error)})") from None
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise BadExperiment(f"task: the loss must be one number, the mean over a batch, but is {describe_value(loss)}")
+
+
+OUTPUTS = {"class": "classes", "number": "numbers a sample", "multilabel": "labels", "token": "tokens"}
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def describe_value(value: object) -> str:
+    return f"of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
 def pooled_budget(experiment: Experiment, everyone: fleet.Fleet, schedule: Schedule, display: Display) -> Local:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import fedcluster
 from fedcluster.algorithms.registry import ALGORITHMS
 from fedcluster.algorithms.vrl_sgd import VrlSgd
 from fedcluster.fleet.schedule import Cycle
+from fedcluster.models.flat_model import Objective
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Record
 from fedcluster.runs.progress import Display
@@ -107,11 +107,11 @@ def test_a_device_that_misses_the_second_exchange_keeps_its_old_drift(tmp_path: 
 class Ridge(VrlSgd):
     """A strictly convex objective, so that there is one optimum."""
 
-    @staticmethod
-    def objective(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(module(x), y) + 0.25 * sum(
-            (p.square().sum() for p in module.parameters()), x.new_zeros(())
-        )
+    def objective(self, loss: Objective) -> Objective:
+        def ridge(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            return loss(module, x, y) + 0.25 * sum((p.square().sum() for p in module.parameters()), x.new_zeros(()))
+
+        return ridge
 
 
 def test_vrl_sgd_with_unequal_steps_finds_the_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

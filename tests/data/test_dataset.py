@@ -53,7 +53,7 @@ def test_bytes_are_standardised_by_channel() -> None:
     [
         ({"x_train": np.zeros((3, 2))}, "one label for each of the 3 samples"),
         ({"y_train": None}, "lacks y_train"),
-        ({"y_train": "float"}, "must be whole numbers from 0"),
+        ({"y_train": "float"}, "y_train is float64 but y_test is int64; they must be alike"),
         ({"x_train": "nan"}, "not finite"),
         ({"x_test": np.zeros((40, 9), np.float32)}, "they must be alike"),
         ({"device_train": np.zeros(3)}, "device_train must name one device"),

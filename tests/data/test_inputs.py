@@ -44,7 +44,7 @@ def ends_plainly(here: Here, *words: Any) -> tuple[int, str]:
         ("model.name=:x", 2, "cannot be imported"),
         ("model.name=.x:y", 2, "cannot be imported"),
         ("model.name=os:path", 2, "is a module"),
-        ("model.name=os:getcwd", 2, "os:getcwd cannot be called with (shape, classes)"),
+        ("model.name=os:getcwd", 2, "os:getcwd cannot be called with (shape, outputs)"),
         ("data.name=os:path", 2, "is a module"),
         ("clusters.method=os:getcwd", 2, "cannot be called with (fleet, rng, options)"),
         ("local.algorithm=builtins:int", 2, "the class builtins:int does not derive from FedAvg"),

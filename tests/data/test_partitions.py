@@ -62,6 +62,7 @@ def test_every_sample_is_on_one_device(name: str) -> None:
     data = labelled()
     found = partition(data, devices=20, **SHARED_OUT[name])
     assert sorted(np.concatenate(rows_of(found)).tolist()) == list(range(1000))
+    assert found.labels is not None
     y = data.y_train.numpy()
     for k, rows in enumerate(rows_of(found)):
         assert np.bincount(y[rows], minlength=CLASSES).tolist() == found.label_counts(k).tolist()

@@ -71,7 +71,7 @@ def test_an_array_that_names_a_chunk_many_times_is_weighed_as_it_unpacks() -> No
 
 
 def entry(device: str, **more: Any) -> str:
-    return json.dumps({"device": device, "samples": 10, "shape": [5], "classes": 3} | more)
+    return json.dumps({"device": device, "samples": 10, "shape": [5], "outputs": 3} | more)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_what_a_run_began_with_stays_whoever_comes_and_whenever_it_is_resumed() 
     assert cohorts(schedule, 7) == [0, 1, 2, 3]
     assert resume("c", state(3)) == 8  # from a checkpoint before that
     assert "20 classes, but the federation learns 3" in str(
-        registry.register(read_registration(entry("d", classes=20)))
+        registry.register(read_registration(entry("d", outputs=20)))
     )
 
 
@@ -317,8 +317,11 @@ def test_a_device_holds_what_it_received_until_the_last_exchange_of_the_cycle() 
     assert not state.config_records, "with one exchange there is nothing to hold"
 
 
+DATA = {"shape": [5], "target": "class", "outputs": 3, "vocabulary": 0}
+
+
 def plan(**more: Any) -> str:
-    keys = {"seed": 0, "shape": [5], "classes": 3, "model": "logistic", "frozen": None}
+    keys = {"seed": 0, "data": DATA, "model": "logistic", "frozen": None, "task": {"name": "classification"}}
     keys |= {"algorithm": {"name": "fedavg"}, "local": {}, "transforms": [], "scale": None, "shift": None}
     return json.dumps(keys | more)
 
@@ -332,7 +335,7 @@ def device(tmp_path: Path) -> Device:
 def test_a_device_follows_a_plan_and_tells_no_labels_unasked(device: Device) -> None:
     assert device.prepare(plan()) is device.prepare(plan())
     told = device.registration()
-    assert (told.device, told.shape, told.classes, told.labels) == ("3", [5], 3, None)
+    assert (told.device, told.shape, told.target, told.outputs, told.labels) == ("3", [5], "class", 3, None)
 
 
 def test_a_device_standardises_for_every_experiment_anew(tmp_path: Path) -> None:
@@ -360,8 +363,14 @@ def test_a_device_standardises_for_every_experiment_anew(tmp_path: Path) -> None
         (plan(algorithm={"name": "subprocess:Popen"}), "does not allow"),
         (plan(transforms=["subprocess:Popen"]), "does not allow"),
         (plan(local={"algorithm": "subprocess:Popen"}), "differ: remove the former"),
-        (plan(shape=[4]), "the federation learns"),
-        (plan(classes=2), "the federation learns"),
+        (plan(task={"name": "subprocess:Popen"}), "does not allow"),
+        (plan(task={"name": "classification", "loss": "os:system"}), "does not allow"),
+        (plan(task=[]), "without the names of task"),
+        (plan(data=DATA | {"shape": [4]}), "the federation learns"),
+        (plan(data=DATA | {"outputs": 2}), "the federation learns"),
+        (plan(data=DATA | {"outputs": 10**9}), "cannot be followed"),
+        (plan(data=DATA | {"target": "text"}), "cannot be followed"),
+        (plan(data=DATA | {"target": "token"}), "needs targets that are next tokens, but those of own.npz are classes"),
         (plan(frozen="0" * 64), "the frozen weights of the model differ from the server's"),
     ],
 )

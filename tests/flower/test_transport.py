@@ -122,7 +122,7 @@ def test_what_clients_send_is_printed_safely() -> None:
     said: list[str] = []
     grid: Any = SimpleNamespace(push_messages=list)
     directory = NodeDirectory(grid, Registry(fedcluster.Experiment()), None, said.append)
-    registration = {"device": "1", "samples": 1, "shape": [1], "classes": 1, RUDE: 1}
+    registration = {"device": "1", "samples": 1, "shape": [1], "outputs": 1, RUDE: 1}
     node = NodeInfo(node_id=1)
     why = directory.identify(node, ({"registration": json.dumps(registration), "version": RUDE}, {}))
     assert why is not None

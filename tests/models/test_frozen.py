@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fedcluster
+from fedcluster.data.dataset import DataSpec
 from fedcluster.data.partition import one_device
 from fedcluster.errors import BadData, BadRun, NotAlike
 from fedcluster.flower.client_app import client_app
@@ -89,7 +90,7 @@ def test_only_what_is_trained_travels(algorithm: str, tmp_path: Path) -> None:
     line = result.history[-1]
     assert line["bytes_down"] == 2 * 7 * vectors[0] * TRAINED * 4
     assert line["bytes_up"] == 2 * 7 * vectors[1] * TRAINED * 4
-    start = FlatModel(build_trainer(described, (5,), 3).flat_model.module)
+    start = FlatModel(build_trainer(described, DataSpec((5,), "class", 3)).flat_model.module)
     assert (start.w.numel(), sum(tensor.numel() for tensor in start.frozen.values())) == (TRAINED, FROZEN)
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert saved.keys() == result.model.state_dict().keys()
@@ -159,7 +160,7 @@ def test_a_device_of_a_federation_builds_the_frozen_weights_itself(
     save_file(tensors, tmp_path / "init.safetensors")
     for init in ("", str(tmp_path / "init.safetensors")):
         described = fedcluster.Experiment(model={"name": model} | ({"init": init} if init else {}), local=local)
-        trainer = build_trainer(described, (5,), 3)
+        trainer = build_trainer(described, DataSpec((5,), "class", 3))
         digest = trainer.flat_model.frozen_digest()
         text = plan(model=model, frozen=digest, local=local)
         identity = Identity("3", str(tmp_path / "own.npz"), allow=(model,), init=init)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedcluster
+from fedcluster.data.dataset import DataSpec
 from fedcluster.models import zoo
 from fedcluster.runs.progress import Display
 
@@ -76,7 +77,7 @@ def test_only_the_adapters_travel(tmp_path: Path) -> None:
     assert line["bytes_up"] == line["bytes_down"] == 2 * 5 * 4 * adapters
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert saved.keys() == model.state_dict().keys()
-    start = zoo.build(adapted, (LENGTH,), CLASSES, described.seed)
+    start = zoo.build(adapted, DataSpec((LENGTH,), "class", CLASSES), described.seed)
     for name, tensor in start.state_dict().items():
         moves = name in trained and "lora_A" not in name  # lora_B is 0 at first, so lora_A hardly moves
         assert not moves or not torch.equal(saved[name], tensor), name

@@ -182,12 +182,32 @@ class Wordy(nn.Module):
         return self.answer(self.linear(x))
 
 
+class Output:
+    """As Hugging Face's models return them."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
 @pytest.mark.parametrize(
-    ("answer", "kind"),
-    [(lambda scores: {"logits": scores}, "dict"), (lambda scores: (scores, scores), "tuple"), (lambda _: None, "None")],
+    "answer",
+    [lambda scores: {"logits": scores}, lambda scores: (scores, None), Output],
+    ids=["dict", "tuple", "output"],
 )
-def test_a_model_returns_one_tensor(answer: Callable[[Tensor], Any], kind: str) -> None:
-    with pytest.raises(BadExperiment, match=rf"the model returns a {kind}\w*, and it must return one tensor"):
+def test_the_outputs_are_found_in_what_a_model_returns(answer: Callable[[Tensor], Any]) -> None:
+    torch.manual_seed(0)
+    wordy = Wordy(answer)
+    result = fedcluster.run(experiment(wordy), display=Display())
+    wordy.answer = lambda scores: scores
+    assert (
+        result.history[-1]["train_loss"]
+        == fedcluster.run(experiment(wordy), display=Display()).history[-1]["train_loss"]
+    )
+
+
+@pytest.mark.parametrize("answer", [lambda _: None, lambda _: {}, lambda scores: (None, scores)])
+def test_a_model_without_outputs_is_named(answer: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(BadExperiment, match=r"the model returns a .* without outputs: it must return a tensor"):
         fedcluster.run(experiment(Wordy(answer)), display=Display())
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedcluster
+from fedcluster.data.dataset import DataSpec
 from fedcluster.fleet import fleet as fleets
 from fedcluster.models import zoo as models
 from fedcluster.models.flat_model import FlatModel
@@ -130,7 +131,7 @@ def test_the_step_offset_is_added_after_every_step(sizes: tuple[int, ...]) -> No
 @pytest.mark.parametrize("model", ["logistic", "mlp", "cnn", "alexnet"])
 def test_gradients_are_as_close_to_the_truth_as_those_of_autograd(model: str) -> None:
     torch.manual_seed(0)
-    module = models.build(model, (3, 9, 7), 10, seed=0)
+    module = models.build(model, DataSpec((3, 9, 7), "class", 10), seed=0)
     flat_model, plain, truth = FlatModel(module), by_torch(module), deepcopy(module).double()
     for batch in (7, 1, 30, 7):
         x, y = torch.randn(batch, 3, 9, 7), torch.randint(10, (batch,))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedcluster.data.dataset import DataSpec
 from fedcluster.errors import BadExperiment
 from fedcluster.models import zoo as models
 from fedcluster.models.flat_model import FlatModel
@@ -23,7 +24,7 @@ from fedcluster.models.flat_model import FlatModel
     ],
 )
 def test_sizes(name: str, shape: tuple[int, ...], parameters: int) -> None:
-    module = models.build(name, shape, 10, seed=0)
+    module = models.build(name, DataSpec(shape, "class", 10), seed=0)
     assert FlatModel(module).parameters == parameters
     assert module(torch.zeros(2, *shape)).shape == (2, 10)
 
@@ -57,11 +58,11 @@ def test_alexnet_against_its_definition() -> None:
 
 def test_pictures_are_asked_for_by_name() -> None:
     with pytest.raises(BadExperiment, match=r'model.name = "cnn" needs pictures .* a sample is \[20\]'):
-        models.build("cnn", (20,), 3, seed=0)
+        models.build("cnn", DataSpec((20,), "class", 3), seed=0)
 
 
 def test_the_learner_moves_between_vectors_and_names() -> None:
-    flat_model = FlatModel(models.build("cnn", (1, 8, 8), 4, seed=1))
+    flat_model = FlatModel(models.build("cnn", DataSpec((1, 8, 8), "class", 4), seed=1))
     named = flat_model.named(flat_model.w)
     assert named.keys() == dict(flat_model.module.named_parameters()).keys()
     assert torch.equal(flat_model.vector(named), flat_model.w)
@@ -70,8 +71,9 @@ def test_the_learner_moves_between_vectors_and_names() -> None:
 
 
 def test_the_start_depends_on_the_seed_alone() -> None:
-    first = models.build("mlp", (5,), 3, seed=4).state_dict()
+    spec = DataSpec((5,), "class", 3)
+    first = models.build("mlp", spec, seed=4).state_dict()
     torch.rand(7)
-    again, other = models.build("mlp", (5,), 3, seed=4).state_dict(), models.build("mlp", (5,), 3, seed=5).state_dict()
+    again, other = (models.build("mlp", spec, seed).state_dict() for seed in (4, 5))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["output.weight"], other["output.weight"])

@@ -15,6 +15,7 @@ from fedcluster.algorithms import FedAvg
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Experiment
 from fedcluster.fleet.schedule import Cycle
+from fedcluster.models.flat_model import Objective
 from fedcluster.models.schedules import Rates
 from fedcluster.runs.progress import Display
 from tests.runs.test_resume import essence
@@ -144,10 +145,13 @@ class Point(nn.Module):
 class Quadratics(FedAvg):
     """f_k(w) = 1/2 (w - y_k)^2"""
 
-    @staticmethod
-    def objective(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        loss: Tensor = 0.5 * (module(x)[:, 0] - y).square().mean()
-        return loss
+    def objective(self, loss: Objective) -> Objective:
+        return half_square_distance
+
+
+def half_square_distance(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    loss: Tensor = 0.5 * (module(x)[:, 0] - y).square().mean()
+    return loss
 
 
 def fixed_point(tmp_path: Path, weighting: str, lr: float) -> float:

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 
 from fedcluster.data.dataset import Dataset
-from fedcluster.data.partition import Ints, Labels, Partition, by_owner, rounded
+from fedcluster.data.partition import Ints, Partition, by_owner, labels_of_one_distribution, rounded
 from fedcluster.data.partitions.request import Method, Request
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Count, NonNegative, Positive, Section
@@ -62,17 +62,14 @@ def shared_out(sizes: Ints, dataset: Dataset, seed: int) -> Partition:
 
 def drawn(sizes: Ints, dataset: Dataset, seed: int) -> Partition:
     """Every device draws its rows from the whole training set."""
-    y = dataset.y_train.numpy()
+    rows = len(dataset.y_train)
 
     def sample_indices(k: int) -> Ints:
         rng, size = stream(seed, "samples", device=k), int(sizes[k])
-        return rng.choice(len(y), size, replace=size > len(y), shuffle=False)
+        return rng.choice(rows, size, replace=size > rows, shuffle=False)
 
-    def label_counts(k: int) -> Ints:
-        return np.bincount(y[sample_indices(k)], minlength=dataset.classes)
-
-    most_common = np.full(len(sizes), int(np.bincount(y).argmax()), np.int32)
-    return Partition(sizes, Labels(most_common, label_counts), sample_indices, repeats=bool(sizes.max() > len(y)))
+    labels = labels_of_one_distribution(len(sizes), dataset, sample_indices)
+    return Partition(sizes, labels, sample_indices, repeats=bool(sizes.max() > rows))
 
 
 IID = Method(iid)

@@ -9,7 +9,14 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedcluster.data.partition import Ints, Labels, Partition, by_class_shares, check_memory, rows_by_class
+from fedcluster.data.partition import (
+    Ints,
+    Partition,
+    by_class_shares,
+    check_memory,
+    labels_of_one_distribution,
+    rows_by_class,
+)
 from fedcluster.data.partitions.by_feature import check_features, deviations, like, replaced, rotated
 from fedcluster.data.partitions.request import Method, Request
 from fedcluster.errors import BadData
@@ -68,9 +75,9 @@ def by_region_features(request: Request, region: Ints, ends: Ints) -> Partition:
         request.seed,
     )
     check_features(dataset)
-    y = dataset.y_train.numpy()
-    order = stream(seed, "regions").permutation(len(y))
-    pools = np.split(order, np.floor(ends[:-1] * len(y)).astype(np.int64))
+    rows = len(dataset.y_train)
+    order = stream(seed, "regions").permutation(rows)
+    pools = np.split(order, np.floor(ends[:-1] * rows).astype(np.int64))
     if min(map(len, pools)) == 0:
         raise BadData(f"{dataset.name} has fewer training samples than the fleet needs for {len(pools)} regions")
     x, middle = dataset.x_train.clone(), ends - np.diff(ends, prepend=0) / 2
@@ -87,12 +94,9 @@ def by_region_features(request: Request, region: Ints, ends: Ints) -> Partition:
         rng = stream(seed, "samples", device=k)
         return rng.choice(pool, size, replace=size > len(pool), shuffle=False)
 
-    def label_counts(k: int) -> Ints:
-        return np.bincount(y[sample_indices(k)], minlength=dataset.classes)
-
-    most_common = np.full(len(sizes), int(np.bincount(y).argmax()), np.int32)
+    labels = labels_of_one_distribution(len(sizes), dataset, sample_indices)
     repeats = any(int(sizes[region == r].max()) > len(pool) for r, pool in enumerate(pools))
-    partition = Partition(sizes, Labels(most_common, label_counts), sample_indices, repeats=repeats)
+    partition = Partition(sizes, labels, sample_indices, repeats=repeats)
     return replaced(partition, dataset, x)
 
 

@@ -43,6 +43,18 @@ def build(
     return from_rows(method(dataset, sizes, stream(seed, "partition"), fleet), dataset, devices)
 
 
+def usable(fleet: Fleet, dataset: Dataset) -> Fleet:
+    """The fleet with a partition that the data can have: where targets are not classes, "major_class", the default,
+    gives way to the devices that the data name, or else to "iid"."""
+    if fleet.partition != "major_class" or dataset.target == "class":
+        return fleet
+    keys = {name: value for name, value in fleet if name in Fleet.model_fields and value is not None}
+    if dataset.device_train is None:
+        return Fleet(**keys | {"partition": "iid"})
+    kept = {name: value for name, value in keys.items() if name not in ("devices", "samples")}
+    return Fleet(**kept | {"partition": "natural"})
+
+
 def names_devices(fleet: Fleet) -> bool:
     """Whether the partition comes from the data, which then name the devices."""
     return fleet.find() is NATURAL

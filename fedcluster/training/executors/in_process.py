@@ -16,6 +16,7 @@ from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.kernels.vectors import all_finite
 from fedcluster.models.local_sgd import Batches
 from fedcluster.models.optimizers import learning_rate
+from fedcluster.models.tasks import Task
 from fedcluster.state import Message, Reply, Update
 
 MOST_DRAWN = 2**27  # a gigabyte of places in the training set
@@ -44,8 +45,9 @@ def check_work(options: Local, partition: Partition) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Trainer:
-    """What trains on a device, wherever the device is: algorithm, model at W_0, [local], seed and transforms."""
+    """What trains on a device, wherever the device is: task, algorithm, model at W_0, [local], seed and transforms."""
 
+    task: Task
     algorithm: FedAvg
     flat_model: FlatModel
     local: Local
