@@ -1,4 +1,4 @@
-"""Memory that stays: one setting of the C library that makes training with large activations much faster."""
+"""A setting of glibc's allocator that makes training with large activations much faster."""
 
 import ctypes
 import sys
@@ -8,11 +8,11 @@ LARGE = 2**30
 
 
 def keep_memory() -> None:
-    """Let freed blocks of any size be used again.
+    """Let freed blocks of any size be reused.
 
-    glibc gives every large block back to the system when it is freed, so that each step of training pays anew for
-    the pages of its activations: a convolution over MNIST takes eight times as long as its arithmetic. It holds for
-    the whole process and cannot be taken back; what it costs is that memory once used is kept for the next block.
+    By default glibc returns every large block to the system when it is freed, and each training step pays for the pages
+    of its activations again: a convolution over MNIST takes eight times as long as its arithmetic. The setting holds
+    for the whole process and cannot be undone; its cost is that freed memory is not returned to the system.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none, and does not need it

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside, synced, then renamed into place."""
+"""Atomic writes: a file is written under a temporary name, synced, then renamed."""
 
 import errno
 import os
@@ -9,26 +9,26 @@ from typing import IO
 
 
 def write_atomically(path: Path, content: bytes | str | Callable[[IO[bytes]], object]) -> None:
-    """Whoever reads `path`, at any moment and after any crash, finds the old content or the new."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """A reader of `path` finds the old content or the new one, at any moment and after any crash."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with named(path):
-            with beside.open("wb") as file:
+            with temporary.open("wb") as file:
                 if callable(content):
                     content(file)
                 else:
                     file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(beside, path)
+            os.replace(temporary, path)
             sync_folder(path.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Name the file in errors that do not: on a full disk, write() and fsync() say only that it is full."""
+    """Add the file's name to errors without one: on a full disk, write() and fsync() give none."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename last: on POSIX the folder entry has its own buffer."""
+    """Make a rename durable: on POSIX the folder has a buffer of its own."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,6 +1,6 @@
-"""What processes that we start, and signals that end them, have in common.
+"""Child processes, and the signals that end a run.
 
-A run ends at SIGTERM as it does at Ctrl-C: it saves its last whole cycle, says so, and leaves with an exit code.
+SIGTERM ends a run like Ctrl-C: the run saves its last whole cycle, says so, and exits with a code of its own.
 """
 
 import multiprocessing
@@ -24,7 +24,7 @@ GUARD = (
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM as an exception, once."""
+    """Turn the first SIGTERM into the exception `Terminated`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -36,14 +36,14 @@ def terminable() -> Iterator[None]:
 
 
 def terminate(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # saving is under way
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the run is being saved
     raise Terminated
 
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Processes started here never see SIGINT: Ctrl-C reaches every process of a terminal, also one that is still
-    importing, and only this one reports it. This one sees SIGINT when the block is over."""
+    """Block SIGINT until the end of the block, and in processes started in it for good. Ctrl-C reaches every process of
+    a terminal, even one that is still importing, and only this one shall report it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -65,8 +65,8 @@ def defer_interrupts() -> Iterator[None]:
 
 
 def end_with(parent: int) -> None:
-    """End this process, from a thread, once its parent is gone. The parent's id must come from the parent: it may be
-    gone before we can ask."""
+    """Start a thread that ends this process once its parent is gone. The parent must have passed its id: it may be gone
+    before getppid() is called."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -77,7 +77,7 @@ def end_with(parent: int) -> None:
 
 
 def leave_if_importing() -> None:
-    """In a new process that imports the script that started it, and has come to the call that did: end it without a
-    word. Whoever started it says what is wrong."""
+    """Silently end a new process that, importing the script that started it, has reached the call that started it. The
+    parent reports the mistake."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(UNGUARDED)

@@ -1,8 +1,8 @@
 """Availability: when each device is free, as a trace that repeats.
 
-Columnar: the free intervals of all devices in one sorted array, device k's at `first[k]` to `first[k + 1]`. A device's
-trace has a period P_k, and the device is free at time t when it is free at t mod P_k: look-ups are by bisection and
-know nothing of earlier ones, so that time may jump in both directions. Times are whole milliseconds.
+Columnar: one sorted array holds the free intervals of all devices, those of device k from `first[k]` to
+`first[k + 1]`. Its trace has a period P_k: it is free at time t if it is free at t mod P_k. Look-ups bisect and keep no
+state, so time may jump in both directions. Times are whole milliseconds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ CHUNK = 65_536  # devices at a time, where there is a number for each of their h
 
 @dataclass(frozen=True, eq=False)
 class Availability:
-    """Free in [starts[i], ends[i]) for i in first[k]..first[k + 1], sorted, apart, within [0, period[k]]."""
+    """Device k is free in [starts[i], ends[i]) for i in first[k]..first[k + 1]: sorted, disjoint, in [0, period[k]]."""
 
     first: Ints
     starts: Ints

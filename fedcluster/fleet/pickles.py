@@ -1,7 +1,7 @@
-"""Pickles of plain containers, read without an unpickler: by a list of the opcodes that may be in them.
+"""Pickles of plain containers, read without an unpickler, by a whitelist of opcodes.
 
-A pickle is a program. What is not on the list is refused where it stands, so that nothing is imported, called or hashed
-but numbers and texts; and no opcode can make more than it has bytes, since containers are shared, not copied.
+A pickle is a program. Any other opcode is refused, so that nothing is imported or called, and only numbers and texts
+are hashed. No opcode can create more than it has bytes, because containers are shared, not copied.
 """
 
 import pickletools
@@ -19,15 +19,15 @@ PUT, GET = {"BINPUT", "LONG_BINPUT"}, {"BINGET", "LONG_BINGET"}
 
 
 class Refused(ValueError):
-    """The pickle holds something else than numbers, texts, lists and dicts."""
+    """The pickle holds something other than numbers, texts, lists and dicts."""
 
 
 class Mark:
-    """Where the items of a container begin."""
+    """On the stack: the items of a container begin here."""
 
 
 def plain(content: bytes) -> Any:
-    """What a pickle of numbers, texts, lists and dicts stands for."""
+    """The value of a pickle of numbers, texts, lists and dicts."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     depths: dict[int, int] = {}  # of containers, by id; `kept` holds them
@@ -104,7 +104,7 @@ def container_of(stack: list[Any], name: str) -> Any:
 
 
 def meaning(name: str, arg: Any, stack: list[Any], position: int | None) -> str:
-    """What an opcode that is not on the list is for."""
+    """Why the pickle is refused: what an opcode that is not on the whitelist does."""
     if name in ("GLOBAL", "INST"):
         return f"it names {str(arg).replace(' ', '.')[:80]}"
     if name == "STACK_GLOBAL":

@@ -1,4 +1,4 @@
-"""Changes of state as YAML, device: [[seconds, state], ...], read event by event so that a mistake has a line."""
+"""State changes as YAML, device: [[seconds, state], ...], parsed event by event so that errors name the line."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,19 +15,19 @@ NAME, CHANGE = "the name of a device", "a change, [seconds, state]"
 
 
 class Events:
-    """YAML, event by event: nothing is composed, so that neither depth nor aliases can make more of it than it says."""
+    """YAML events. Nothing is composed, so neither nesting nor aliases can expand the input."""
 
     def __init__(self, path: Path, content: bytes) -> None:
         self.path = path
         self.events = yaml.parse(content, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
 
     def next(self, *kinds: type[Any], here: str = "") -> Any:
-        """The next event, which must be one of these kinds; `here` says what must be here."""
+        """The next event, which must be one of these kinds; `here` describes it for the error message."""
         event = next(self.events, None)
         if event is None:
             raise yaml.YAMLError("it ends too early")
         if not isinstance(event, kinds) or getattr(event, "anchor", None) is not None:
-            raise self.refuse(event, f"here must be {here}") if here else yaml.YAMLError("it is no mapping of devices")
+            raise self.refuse(event, f"expected {here}") if here else yaml.YAMLError("it is no mapping of devices")
         return event
 
     def refuse(self, event: Any, why: str) -> BadData:
@@ -56,8 +56,8 @@ def by_device(path: Path, content: bytes) -> dict[str, list[Change]]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:160]
         raise BadData(
-            f"{path} is none of the forms of a trace: a table device,start,end, YAML device: [[seconds, state], ...], "
-            f"FLASH records, or a FedScale pickle (as YAML: {reason})"
+            f"{path} is in none of the formats of a trace: a table device,start,end, YAML "
+            f"device: [[seconds, state], ...], FLASH records, or a FedScale pickle (as YAML: {reason})"
         ) from None
     return found
 

@@ -1,8 +1,8 @@
-"""Checkpoints: the state as safetensors, its position and digests as JSON, each file whole or not there.
+"""Checkpoints: the state as safetensors, its position and digests as JSON; writes are atomic.
 
-The JSON file is written last and commits the pair. Two pairs are kept: when the newer one is torn or
-altered, the one before it is used. Nothing read here is executed, and nothing is believed unchecked. A checkpoint
-belongs to one run, whose digest it holds, and to one state of that run's record.
+The JSON file is written last and commits the pair. Two pairs are kept: when the newer one is torn or altered, the older
+one is used. Nothing that is read is executed, and everything is checked. A checkpoint belongs to one run, whose digest
+it holds, and to one state of that run's record.
 """
 
 import json
@@ -27,7 +27,7 @@ from fedcluster.runs.ledger import COUNTS, Ledger
 from fedcluster.state import NORM_WINDOW, Message, State, Time
 
 KEEP = 2
-ASIDE = "evaluated"  # the folder, beside that of the others, of the newest checkpoint from before the current round
+ASIDE = "evaluated"  # the folder of the newest checkpoint from before the current round
 DTYPES = {torch.float32: "F32", torch.int64: "I64"}
 Natural = Annotated[int, Field(ge=0)]
 
@@ -52,8 +52,8 @@ class Prefix(BaseModel):
 
 
 class Position(BaseModel):
-    """What the JSON half says. `run` is the digest of the run's experiment and fingerprints, `record` the files of
-    lines up to here."""
+    """The content of the JSON file. `run` is the digest of the run's experiment and fingerprints; `record` has the
+    length and digest of each JSONL file at this point."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -70,7 +70,7 @@ class Position(BaseModel):
 
 
 class Stored(NamedTuple):
-    """What a checkpoint holds."""
+    """The content of a checkpoint."""
 
     state: State
     ledger: Ledger
@@ -79,15 +79,15 @@ class Stored(NamedTuple):
 
 
 class OtherRun(ValueError):
-    """The checkpoint is whole, and not of this run."""
+    """The checkpoint is intact, but belongs to another run."""
 
 
 def store(
     folder: Path, state: State, ledger: Ledger, seconds: float, run: str = "", record: dict[str, Prefix] | None = None
 ) -> None:
-    """Write a checkpoint, then forget all but the newest two. `seconds`: training time in an unfinished round.
+    """Write a checkpoint, then delete all but the newest two. `seconds`: training time in an unfinished round.
 
-    The newest one from before this round is set aside: its model has been evaluated, see `roll_back`."""
+    The newest one from before this round is moved aside for `roll_back`: its model has been evaluated."""
     folder.mkdir(exist_ok=True)
     name = f"{state.round:08d}-{state.cycle:06d}"
     total = sha256()
@@ -124,14 +124,14 @@ def set_aside(path: Path) -> None:
     folder = path.parent.with_name(ASIDE)
     folder.mkdir(exist_ok=True)
     older = [file for file in folder.iterdir() if file.stem != path.stem]
-    with suppress(FileNotFoundError):  # where somebody has removed a half of it
+    with suppress(FileNotFoundError):  # a user may have removed one of its two files
         move(path, folder)
         for file in older:
             file.unlink(missing_ok=True)
 
 
 def roll_back(folder: Path, round: int) -> None:
-    """Forget what was stored within this round, which has diverged: a resumed run goes on from before it."""
+    """Delete the checkpoints of this round, which has diverged: a resumed run continues from before it."""
     for path in names(folder):
         if path.stem > beginning(round):
             path.unlink(missing_ok=True)
@@ -151,9 +151,9 @@ def beginning(round: int) -> str:
 
 
 def tensors_of(state: State, ledger: Ledger) -> Iterator[bytes | memoryview]:
-    """The safetensors format, piece by piece: what many devices keep need not be in memory twice.
+    """The safetensors file in pieces, so that the states of many devices need not be in memory twice.
 
-    A length, a JSON header with the place of each tensor, then the tensors; those of devices are rows, one for each
+    A length, a JSON header with the offsets of each tensor, then the tensors. Device states are stacked: a row for each
     device in `devices`.
     """
     known = sorted(state.devices)
@@ -182,15 +182,15 @@ def digest(position: dict[str, Any]) -> str:
 
 
 def names(folder: Path) -> list[Path]:
-    """The checkpoints there are, newest first."""
+    """The checkpoints in the folder, newest first."""
     return sorted(folder.glob("*.json"), reverse=True)
 
 
 def restore(
     path: Path, start: State, initial_device_state: Message, devices: int, cycles: int, run: str | None = None
 ) -> Stored:
-    """Read one checkpoint; ValueError says why it is refused. It must resemble `start`, what its devices keep must
-    resemble `new`, and where the `run` is given it must be of that run."""
+    """Read one checkpoint; ValueError says why it is refused. Its tensors must have the shapes and types of `start`,
+    its device states those of `initial_device_state`, and if `run` is given, it must belong to that run."""
     try:
         text = json.loads(path.read_bytes())
         sealed = isinstance(text, dict) and digest({k: v for k, v in text.items() if k != "digest"}) == text["digest"]
@@ -227,7 +227,7 @@ def restore(
 def read(
     tensors: Any, start: State, initial_device_state: Message, devices: int
 ) -> tuple[Tensor, Message, dict[int, Message], NDArray[np.int64]]:
-    """The tensors, each checked against what it must be."""
+    """The tensors, each checked against its expected shape and type."""
     names = {"model", "ledger", *(f"server/{name}" for name in start.server)}
     took_part = "devices" in tensors.keys()  # noqa: SIM118
     if took_part:

@@ -1,4 +1,4 @@
-"""Fingerprints of code given by the user, so that a run is not resumed with another function of the same name."""
+"""Fingerprints of a user's own code, so that a run is not resumed with another function of the same name."""
 
 import functools
 import inspect
@@ -12,16 +12,16 @@ from fedcluster.experiment import import_object
 
 
 def is_own(thing: Any) -> bool:
-    """Whether a key of the experiment was given code of one's own instead of a name that fedcluster knows."""
+    """Whether the value of a key is a user's own code, not one of fedcluster's names."""
     return not isinstance(thing, str) or ":" in thing
 
 
 def digest(thing: Any) -> str:
-    """Of a function, a class, an object (by its class), or of what `package.module:name` stands for.
+    """The digest of a function, a class, an object (by its class), or of what `package.module:name` stands for.
 
-    It covers their source (of a module, also that of its layers), default arguments, plain values in closures, and the
-    functions and classes of the same module that they use. Where there is no source, as for what was typed at a
-    prompt, the compiled code stands for it.
+    It covers the source (of a torch module, also that of its layers), default arguments, plain values in closures, and
+    functions and classes of the same Python module that it uses. Without source, as for code typed at a prompt, the
+    bytecode is used.
     """
     parts = list[str]()
     describe(import_object(thing) if isinstance(thing, str) else thing, parts, set())

@@ -188,11 +188,11 @@ def doubling() -> bytes:
         (b"\x80\x02}(K\x01u.", "is refused"),
         (b"\x80\x02K\x01K\x02.", "does not end with one value"),
         (shared(20_000, 1000), "clients share lists of more than 5,000,000 intervals"),
-        (b"[" * 50_000, "none of the forms"),
-        (b"a: " + b"[" * 50_000, "line 1: here must be a change"),
-        (b"a: " + b"{" * 50_000, "line 1: here must be the device's changes"),
+        (b"[" * 50_000, "none of the formats"),
+        (b"a: " + b"[" * 50_000, "line 1: expected a change"),
+        (b"a: " + b"{" * 50_000, "line 1: expected the device's changes"),
         (b'["messages"' + b"[" * 100_000, "is not JSON"),
-        (b"a: [[0, free]]\n---\nb: [[0, free]]\n", "none of the forms"),
+        (b"a: [[0, free]]\n---\nb: [[0, free]]\n", "none of the formats"),
     ],
 )
 def test_hostile_traces_cost_no_more_than_their_bytes(content: bytes, said: str, path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_slip_of_the_pen_is_not_eighteen_centuries(path: Path) -> None:
 
 
 def test_old_pickles_are_not_even_recognised(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="none of the forms"):
+    with pytest.raises(BadData, match="none of the formats"):
         read(path, pickle.dumps(Hostile(tmp_path / "pwned"), 0))
     assert not (tmp_path / "pwned").exists()
 
@@ -245,14 +245,14 @@ def test_old_pickles_are_not_even_recognised(path: Path, tmp_path: Path) -> None
         ("a: [[0, free], [5, busy]]\nb: [[0, free], [5, tired]]\n", "line 2: state 'tired' is not known"),
         ("a:\n- [0, free]\n- [0, busy]\n", "line 3: 0 s is not after the change before it"),
         ("a:\n- [0, free]\n- [-1, busy]\n", "line 3: '-1' is not a number of seconds"),
-        ("a:\n- [0, free, 3]\n", "line 2: here must be a change"),
-        ("a:\n  b: 3\n", "line 2: here must be the device's changes"),
+        ("a:\n- [0, free, 3]\n", "line 2: expected a change"),
+        ("a:\n  b: 3\n", "line 2: expected the device's changes"),
         ("a: [[0, free]]\na: [[0, free]]\n", "line 2: device a is there twice"),
-        ("a: &x [[0, free]]\nb: *x\n", "line 1: here must be"),
-        ("a: !!python/object/apply:os.system [echo]\n", "line 1: here must be a change"),
-        ("just a sentence\n", "none of the forms"),
-        ("a: [\n", "none of the forms"),
-        ("", "none of the forms"),
+        ("a: &x [[0, free]]\nb: *x\n", "line 1: expected"),
+        ("a: !!python/object/apply:os.system [echo]\n", "line 1: expected a change"),
+        ("just a sentence\n", "none of the formats"),
+        ("a: [\n", "none of the formats"),
+        ("", "none of the formats"),
         ('[{"guid": "a", "messages": 3}]', "record 1 needs a guid"),
         ('["messages"]', "a record must be an object"),
         ('[{"guid": "a", "messages": ""}, {"guid": "b", "messages": ""}, {"guid": "a", "messages": ""}]', "a is there"),

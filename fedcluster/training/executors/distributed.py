@@ -1,8 +1,8 @@
 """Under torchrun: several processes, on one machine or on many, each running the whole loop on its share of every
-cohort. They meet once a cycle, in the reduction of the average, and all go on from the same model.
+cohort. Each cycle they reduce the aggregate once, and all continue from the same model.
 
-Rank 0 has the folder, the record and the evaluation. A rank that is lost ends the others, and torchrun, if told to
-restart (--max-restarts), starts all again: rank 0 goes on from the checkpoint and tells the others where.
+Rank 0 has the folder, the record and the evaluation. When a rank is lost, the others end, and torchrun, if told to
+restart (--max-restarts), starts all again: rank 0 resumes from the checkpoint and broadcasts the state.
 """
 
 import json
@@ -26,7 +26,7 @@ from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
 
 class Distributed:
-    """Trains every world-size-th device of a cohort; the others are trained elsewhere."""
+    """Trains every world-size-th device of a cohort; other ranks train the others."""
 
     def __init__(self, here: InProcess) -> None:
         self.here = here
@@ -52,23 +52,23 @@ class Distributed:
 
 
 def is_distributed() -> bool:
-    """Whether torchrun has started us, with others."""
+    """Whether torchrun has started this process as one of several."""
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def restart_count() -> int:
-    """How often torchrun has started us anew, because a rank was lost."""
+    """How often torchrun has restarted the ranks because one was lost."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Among the ranks, where there are any."""
+    """Join the ranks' process group, if torchrun has started any."""
     if not is_distributed():
         yield
         return
     store, rank, world = next(distributed.rendezvous("env://"))  # type: ignore[attr-defined]
-    # torchrun's store remembers the rank that was lost: begin on a clean page
+    # torchrun's store still holds keys of the attempt in which a rank was lost
     attempt = distributed.PrefixStore(f"attempt {restart_count()}", store)  # type: ignore[attr-defined]
     backend = "nccl" if device.startswith("cuda") else "gloo"
     distributed.init_process_group(backend, store=attempt, rank=rank, world_size=world)
@@ -84,7 +84,7 @@ def is_main_rank() -> bool:
 
 @contextmanager
 def collective() -> Iterator[None]:
-    """Around a collective: an error in it means that another rank is gone."""
+    """Wraps a collective: an error in it means that another rank is gone."""
     try:
         yield
     except RuntimeError as error:
@@ -122,7 +122,7 @@ def check_same_state(state: State) -> None:
 
 
 def broadcast_state(state: State, initial_device_state: Message) -> State:
-    """Everybody goes on from where rank 0 is. `new` is what a device that has not taken part keeps."""
+    """Rank 0's state, on all ranks. A device without a state yet has `initial_device_state`."""
     if not distributed.is_initialized():
         return state
     where = [state.round, state.cycle, len(state.devices), *astuple(state.time)]
@@ -151,7 +151,7 @@ def broadcast_state(state: State, initial_device_state: Message) -> State:
 
 
 def broadcast_medians(medians: tuple[float, ...], like: Tensor) -> tuple[float, ...]:
-    """Rank 0's."""
+    """Rank 0's medians."""
     table = torch.full((NORM_WINDOW,), -1.0, dtype=torch.float64)
     table[: len(medians)] = torch.tensor(medians, dtype=torch.float64)
     table = table.to(like.device)
@@ -162,7 +162,7 @@ def broadcast_medians(medians: tuple[float, ...], like: Tensor) -> tuple[float, 
 def all_gather_norms(
     kept: dict[int, dict[str, float]], cohort: Ints, upload_spec: Message
 ) -> dict[int, dict[str, float]]:
-    """The norms of the updates that any rank has accepted. Every device is one rank's, so that the sum is exact."""
+    """The norms of the updates that any rank has accepted. One rank trains each device, so the sum is exact."""
     if not distributed.is_initialized() or not upload_spec:
         return kept
     table = torch.zeros(len(cohort), 1 + len(upload_spec), dtype=torch.float64)
@@ -176,7 +176,7 @@ def all_gather_norms(
 
 
 def broadcast_tensors(message: Message, source: int) -> Message:
-    """What `source` has under these names."""
+    """The tensors of rank `source` under these names."""
     copies = {name: tensor.clone() for name, tensor in message.items()}
     with collective():
         for tensor in copies.values():
@@ -185,7 +185,7 @@ def broadcast_tensors(message: Message, source: int) -> Message:
 
 
 def broadcast_array(rows: Floats) -> Floats:
-    """Rank 0's numbers for everybody: another machine may round otherwise."""
+    """Rank 0's numbers, on all ranks: another machine may round differently."""
     if not distributed.is_initialized():
         return rows
     numbers = torch.from_numpy(rows).to(collective_device())
@@ -226,7 +226,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def all_gather_text(text: str) -> list[str]:
-    """What every rank says, in the order of the ranks."""
+    """Every rank's text, in the order of the ranks."""
     if not distributed.is_initialized():
         return [text]
     place, ours = collective_device(), text.encode()
@@ -241,15 +241,15 @@ def all_gather_text(text: str) -> list[str]:
 
 
 def check_ranks_match(facts: dict[str, str]) -> None:
-    """That all ranks train the same thing in the same way; those that do not would spoil it in silence."""
+    """Refuse ranks that differ in a fact: they would silently train a mixture."""
     said = [json.loads(text) for text in all_gather_text(json.dumps(facts))]
     for rank, theirs in enumerate(said):
         other = [name for name, value in said[0].items() if theirs.get(name) != value]
         if other:
             has = [", ".join(f"{name} {one.get(name)}" for name in other) for one in (theirs, said[0])]
             raise NotAlike(
-                f"rank {rank} has {has[0]}, and rank 0 has {has[1]}: the model would be neither's; bring all ranks to "
-                "the same, and go on with --resume"
+                f"rank {rank} has {has[0]}, and rank 0 has {has[1]}, so their updates cannot be mixed: make all "
+                "ranks the same, and continue with --resume"
             )
 
 

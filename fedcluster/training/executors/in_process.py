@@ -1,4 +1,4 @@
-"""The executor: trains a cohort. It may return fewer updates than it was given devices: devices fail."""
+"""The executor trains a cohort. It may yield fewer updates than the cohort has devices, because devices fail."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ from fedcluster.models.optimizers import learning_rate
 from fedcluster.models.tasks import Task
 from fedcluster.state import Message, Reply, Update
 
-MOST_DRAWN = 2**27  # a gigabyte of places in the training set
+MOST_DRAWN = 2**27  # a gigabyte of row numbers
 DeviceStates = dict[int, Message]
-"""What devices keep, by device; executors read it and renew it."""
+"""What devices keep, by device; executors read and update it."""
 
 
 class Executor(Protocol):
-    """`received` is everything that the cohort was sent in this cycle, by this exchange and by those before it."""
+    """`received` is everything that the cohort has been sent in this cycle, in this phase and in earlier ones."""
 
     def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Reply]: ...
     def close(self) -> None: ...
 
 
 def check_work(options: Local, partition: Partition) -> None:
-    """The samples of all steps of a turn are drawn at once."""
+    """Refuse too many samples: those of all steps of a cycle are drawn at once."""
     largest = int(partition.sizes.max())
     if options.epochs is not None:
         what, drawn = "local.epochs times a device's samples", options.epochs * largest
@@ -40,7 +40,7 @@ def check_work(options: Local, partition: Partition) -> None:
         what = "local.steps times the batch"
         drawn = options.step_range[1] * (largest if options.batch == "full" else options.batch)
     if drawn > MOST_DRAWN:
-        raise BadExperiment(f"{what} is {drawn:,} samples a device and turn: at most {MOST_DRAWN:,} are possible")
+        raise BadExperiment(f"{what} is {drawn:,} samples per device and cycle: at most {MOST_DRAWN:,} are possible")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Trainer:
 
 
 class InProcess:
-    """One device after the other, in this process, in the order of the cohort."""
+    """Trains one device after the other in this process, in the order of the cohort."""
 
     def __init__(self, trainer: Trainer, dataset: Dataset, partition: Partition) -> None:
         self.trainer, self.dataset = trainer, dataset
@@ -78,8 +78,7 @@ class InProcess:
     def train_device(
         self, phase: int, place: tuple[int, int, int], received: Message, device_states: Message | None
     ) -> tuple[Message, Message]:
-        """What one device makes of the broadcast: what it sends, and what it keeps. A device that went astray
-        keeps what it had."""
+        """Train one device: its upload and its new state. If that state is not finite, the device keeps its old one."""
         lr = learning_rate(self.options, received)
         batches = Batches(self.dataset, self.rows(place[2]), self.options, self.seed, place, lr)
         before = self.initial_device_state if device_states is None else device_states

@@ -1,11 +1,11 @@
-"""A cohort trained by several processes of one machine: this one, and others that we start.
+"""Trains a cohort in several processes of one machine: this one and its workers.
 
-Where this process may fork, the other workers are forked before the first cycle, with all that they need: ready at
-once. Elsewhere, and when one has died, a worker is spawned: it builds the same executor from the same experiment, which
-takes about two seconds. Workers share the data set, the broadcast and the updates with us in memory. Devices are
-handed out one by one to whoever is free, ourselves among them; updates are passed on in the order of the cohort. So
-neither the number of workers nor their speed can change a result, and a device whose worker dies is simply trained
-again by another.
+Where this process may fork, the workers are forked before the first cycle, with everything that they need, and are
+ready at once. Elsewhere, and to replace a worker that has died, a worker is spawned: it builds the same executor from
+the same experiment, which takes about two seconds. Workers share the data set, the broadcast and the updates with this
+process in memory. Devices are dispatched one by one to whichever process is free, this one included; updates are
+yielded in the order of the cohort. So neither the number of workers nor their speed can change a result, and a device
+whose worker dies is trained again by another one.
 """
 
 import fcntl
@@ -50,8 +50,8 @@ Place = tuple[int, int, int]
 
 
 @dataclass(eq=False)
-class Rooms:
-    """Shared memory for one of the algorithm's exchanges: the broadcast, and slots for what devices send and keep."""
+class PhaseBuffers:
+    """Shared memory for a phase of the algorithm: the broadcast, and slots for the uploads and states of devices."""
 
     received: Message
     sent: Message
@@ -59,7 +59,7 @@ class Rooms:
 
 
 class Ready(NamedTuple):
-    """What a worker says first: the arithmetic of its steps, and the digest of its frozen weights."""
+    """The first message of a worker: the arithmetic of its steps, and the digest of its frozen weights."""
 
     arithmetic: str
     frozen: str | None
@@ -67,17 +67,17 @@ class Ready(NamedTuple):
 
 @dataclass(eq=False)
 class Worker:
-    """A process, the line to it, and the places in the cohort that it holds."""
+    """A process, the connection to it, and the positions in the cohort that it has been given."""
 
     process: Any
-    line: Connection
+    connection: Connection
     ready: bool = False
     holds: list[int] = field(default_factory=list)
 
 
 class Workers:
-    """`count` processes, with this one, for a run of `cycles` cycles. The others are forked now, or spawned when there
-    is enough to do; until one is ready, and if none is left, we go on alone."""
+    """`count` processes, including this one, for a run of `cycles` cycles. The others are forked now, or spawned once
+    enough training is left; until one is ready, and when none is left, this process trains alone."""
 
     def __init__(
         self, count: int, cycles: int, here: InProcess, experiment: Experiment, start: State, display: Display
@@ -85,12 +85,12 @@ class Workers:
         self.here, self.experiment, self.display = here, experiment, display
         self.context = mp.get_context("spawn")
         self.slots = (AHEAD + 1) * count
-        self.rooms: list[Rooms] = []
+        self.buffers: list[PhaseBuffers] = []
         received: Message = {RATE: torch.zeros(1)} if rate_varies(experiment) else {}
         for phase in here.phases:
             received |= phase.broadcast(start)
             sent, kept = shared(self.slots, phase.upload_spec(start)), shared(self.slots, here.initial_device_state)
-            self.rooms.append(Rooms(shared(1, received), sent, kept))
+            self.buffers.append(PhaseBuffers(shared(1, received), sent, kept))
         self.to_start, self.spare, self.cycles = count - 1, REPLACEMENTS * count, cycles
         self.workers: list[Worker] = []
         while self.to_start and may_fork():
@@ -99,8 +99,8 @@ class Workers:
 
     def fork(self) -> None:
         ours, theirs = mp.Pipe()
-        others = [ours, *(worker.line for worker in self.workers)]
-        arguments = (theirs, others, self.here, self.rooms)
+        others = [ours, *(worker.connection for worker in self.workers)]
+        arguments = (theirs, others, self.here, self.buffers)
         with defer_interrupts(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts the threads of libraries, too
             process = mp.get_context("fork").Process(target=work_forked, args=arguments, daemon=True)
@@ -110,7 +110,7 @@ class Workers:
 
     def start(self) -> None:
         ours, theirs = self.context.Pipe()
-        arguments = (theirs, self.experiment, self.here.dataset, self.here.flat_model.precision, self.rooms)
+        arguments = (theirs, self.experiment, self.here.dataset, self.here.flat_model.precision, self.buffers)
         process = self.context.Process(target=work_spawned, args=arguments, daemon=True)
         with defer_interrupts():
             process.start()
@@ -118,7 +118,7 @@ class Workers:
         self.workers.append(Worker(process, ours))
 
     def start_all(self) -> None:
-        """Start everyone and wait until all are ready: for measurements, which are not about starting."""
+        """Start all workers and wait until they are ready: for measurements that leave out the start."""
         while self.to_start:
             self.to_start -= 1
             self.start()
@@ -140,8 +140,8 @@ class Workers:
     def train_together(
         self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates
     ) -> Iterator[Update]:
-        rooms = self.rooms[phase]
-        put(received, rooms.received, 0)
+        buffer = self.buffers[phase]
+        write_slot(received, buffer.received, 0)
         places = [(cycle.round, cycle.cycle, device) for device in cycle.cohort.tolist()]
         waiting, done, ours = deque(range(len(places))), set[int](), dict[int, tuple[Message, Message]]()
         for first, (_, _, device) in enumerate(places):
@@ -156,7 +156,7 @@ class Workers:
                     timeout = None
                 waiting.extendleft(sorted(self.listen(done, timeout), reverse=True))
             slot = first % self.slots
-            there = take(rooms.sent, slot), take(rooms.device_states, slot)
+            there = read_slot(buffer.sent, slot), read_slot(buffer.device_states, slot)
             message, kept = ours.pop(first, there)
             if kept:
                 device_states[device] = {name: tensor.clone() for name, tensor in kept.items()}
@@ -165,31 +165,31 @@ class Workers:
     def dispatch(
         self, waiting: deque[int], places: list[Place], phase: int, device_states: DeviceStates, first: int
     ) -> None:
-        """Give every free worker the next device, as long as its update has a slot to go to; what a worker gets
-        ahead of time must leave one for ourselves."""
-        for hand in range(AHEAD):
+        """Give every free worker the next device while there is a slot for its update. A worker gets a second device
+        in advance only if one is left for this process."""
+        for held in range(AHEAD):
             for worker in self.workers:
-                enough = len(waiting) > min(hand, 1) and waiting[0] < first + self.slots
-                if worker.ready and len(worker.holds) == hand and enough:
+                enough = len(waiting) > min(held, 1) and waiting[0] < first + self.slots
+                if worker.ready and len(worker.holds) == held and enough:
                     place = waiting.popleft()
                     worker.holds.append(place)
                     slot = place % self.slots
-                    put(
+                    write_slot(
                         device_states.get(places[place][2], self.here.initial_device_state),
-                        self.rooms[phase].device_states,
+                        self.buffers[phase].device_states,
                         slot,
                     )
                     with suppress(OSError):  # if it has just died, listen will find out
-                        worker.line.send((phase, places[place], slot))
+                        worker.connection.send((phase, places[place], slot))
 
     def listen(self, done: set[int], timeout: float | None = None) -> list[int]:
-        """Note who is ready and what is done; places of a worker that died come back."""
+        """Note which workers are ready and which positions are done. Returns the positions of workers that died."""
         returned: list[int] = []
-        lines = {worker.line: worker for worker in self.workers}
-        for line in wait(list(lines), timeout):
-            worker = lines[line]  # type: ignore[index]
+        workers = {worker.connection: worker for worker in self.workers}
+        for connection in wait(list(workers), timeout):
+            worker = workers[connection]  # type: ignore[index]
             try:
-                said = worker.line.recv()
+                said = worker.connection.recv()
             except (EOFError, OSError):
                 returned += worker.holds
                 self.replace_worker(worker)
@@ -210,8 +210,8 @@ class Workers:
             self.close()
             raise NotAlike(
                 f"a worker trains with {ready.arithmetic} steps and this process with {ours.arithmetic} "
-                "ones, and mixed they make a model that neither would: see that the compiled library in the cache "
-                "($FEDCLUSTER_CACHE) is whole and a C compiler is there, and go on with --resume"
+                "ones; mixed, they would train a model that neither trains alone: make sure that a C compiler is "
+                "installed and the cache ($FEDCLUSTER_CACHE) can be written, and continue with --resume"
             )
         if ready.frozen != ours.frozen_digest():
             self.close()
@@ -223,7 +223,7 @@ class Workers:
 
     def replace_worker(self, worker: Worker) -> None:
         self.workers.remove(worker)
-        worker.line.close()
+        worker.connection.close()
         worker.process.join()
         if worker.process.exitcode == UNGUARDED:
             if self.spare > 0:
@@ -233,11 +233,11 @@ class Workers:
         again = self.spare > 0
         self.spare -= 1
         then = (
-            "another starts"
+            "another one starts"
             if again
-            else f"going on with {len(self.workers) + 1}"
+            else f"{len(self.workers) + 1} processes go on"
             if self.workers
-            else "going on alone"
+            else "this process goes on alone"
         )
         code = worker.process.exitcode
         self.display.say(f"a worker died (exit code {code}); its devices are trained again, {then}")
@@ -245,23 +245,25 @@ class Workers:
             self.start()
 
     def close(self) -> None:
-        """Workers hold nothing that could be lost."""
+        """Kill the workers: they hold nothing that could be lost."""
         for worker in self.workers:
-            worker.line.close()
+            worker.connection.close()
             worker.process.kill()
             worker.process.join()
         self.workers = []
 
 
 def may_fork() -> bool:
-    """Whether a fork of this process can train: no Python thread runs that could hold a lock at that moment. Threads
-    that only libraries have (OpenBLAS, allocators) take care of forks themselves."""
+    """Whether a fork of this process can train: no other Python thread runs that could hold a lock. Libraries whose
+    threads Python does not see (OpenBLAS, allocators) handle forks themselves."""
     return sys.platform == "linux" and threading.active_count() == 1
 
 
-def work_forked(line: Connection, others: list[Connection], executor: InProcess, rooms: list[Rooms]) -> None:
-    """The life of a forked worker. It lets go of what it inherited: our ends of the lines, so that every worker sees it
-    when we are gone, and the files of the run, whose lock must end with us."""
+def work_forked(
+    connection: Connection, others: list[Connection], executor: InProcess, buffers: list[PhaseBuffers]
+) -> None:
+    """A forked worker. It closes what it inherited: the parent's ends of the connections, so that every worker notices
+    when the parent is gone, and the files of the run, whose lock must end with the parent."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in others:
         other.close()
@@ -270,13 +272,13 @@ def work_forked(line: Connection, others: list[Connection], executor: InProcess,
             writable = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
             if number > 2 and writable and stat.S_ISREG(os.fstat(number).st_mode):
                 os.close(number)
-    work(line, rooms, lambda: executor)
+    work(connection, buffers, lambda: executor)
 
 
 def work_spawned(
-    line: Connection, experiment: Experiment, dataset: Dataset, precision: str, rooms: list[Rooms]
+    connection: Connection, experiment: Experiment, dataset: Dataset, precision: str, buffers: list[PhaseBuffers]
 ) -> None:
-    """The life of a spawned worker."""
+    """A spawned worker."""
     keep_memory()
 
     def build() -> InProcess:
@@ -284,56 +286,56 @@ def work_spawned(
 
         return executor_of(experiment, dataset, precision)
 
-    work(line, rooms, build)
+    work(connection, buffers, build)
 
 
-def work(line: Connection, rooms: list[Rooms], build: Callable[[], InProcess]) -> None:
-    """Until the line is closed, train a device and leave its update in the slot given."""
+def work(connection: Connection, buffers: list[PhaseBuffers], build: Callable[[], InProcess]) -> None:
+    """Until the connection is closed, train the devices that are sent and write each update to the given slot."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     try:
         executor = build()
-        line.send(Ready(executor.flat_model.arithmetic, executor.flat_model.frozen_digest()))
+        connection.send(Ready(executor.flat_model.arithmetic, executor.flat_model.frozen_digest()))
         while True:
-            phase, place, slot = line.recv()
-            room = rooms[phase]
-            received, device_states = take(room.received, 0), take(room.device_states, slot)
+            phase, place, slot = connection.recv()
+            buffer = buffers[phase]
+            received, device_states = read_slot(buffer.received, 0), read_slot(buffer.device_states, slot)
             message, kept = executor.train_device(phase, place, received, device_states)
-            put(message, room.sent, slot)
-            put(kept, room.device_states, slot)
-            line.send("done")
+            write_slot(message, buffer.sent, slot)
+            write_slot(kept, buffer.device_states, slot)
+            connection.send("done")
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except FedClusterError as error:
-        line.send(error)
+        connection.send(error)
     except Exception:
-        line.send(RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
+        connection.send(RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
 
 
 def shared(count: int, upload_spec: Message) -> Message:
-    """Room for `count` messages of this form, in memory that processes share."""
+    """Shared memory for `count` messages of this spec."""
     return {
         name: torch.zeros(count, *tensor.shape, dtype=tensor.dtype).share_memory_()  # type: ignore[no-untyped-call]
         for name, tensor in upload_spec.items()
     }
 
 
-def put(message: Message, room: Message, slot: int) -> None:
+def write_slot(message: Message, buffer: Message, slot: int) -> None:
     for name, tensor in message.items():
-        room[name][slot].copy_(tensor)
+        buffer[name][slot].copy_(tensor)
 
 
-def take(room: Message, slot: int) -> Message:
-    return {name: tensor[slot] for name, tensor in room.items()}
+def read_slot(buffer: Message, slot: int) -> Message:
+    return {name: tensor[slot] for name, tensor in buffer.items()}
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def sendable(experiment: Experiment) -> bool:
-    """Whether a new process can be told this experiment: functions of one's own must be importable."""
+    """Whether the experiment can be sent to a new process: a user's own functions must be importable."""
     try:
         pickle.dumps(experiment)
     except (pickle.PicklingError, AttributeError, TypeError):
