@@ -50,8 +50,9 @@ class Folder:
 
     def __init__(self, path: Path, experiment: Experiment, resume: bool) -> None:
         self.path, self.experiment = path, experiment
-        parts = [path / name for name in ("experiment.toml", "run.json", METRICS, MODEL)]
-        self.begun = any(part.exists() for part in [*parts, *checkpoint.names(path / "checkpoint")])
+        parts = [path / name for name in ("experiment.toml", "run.json", METRICS, CYCLES, MODEL)]
+        parts += [file for name in ("checkpoint", checkpoint.ASIDE) for file in checkpoint.names(path / name)]
+        self.begun = any(part.exists() for part in parts)
         if self.begun and not resume:
             raise BadRun(f"{path} already holds a run: continue it with --resume, or choose another folder with --out")
         try:

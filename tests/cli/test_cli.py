@@ -169,7 +169,15 @@ def test_a_hostile_start_is_refused(here: Here, write_experiment: Write, tmp_pat
         assert (code, said in err) == (3, True), err
 
 
-def test_compare_prints_a_table_and_draws(cli: Run, here: Here, write_experiment: Write, tmp_path: Path) -> None:
+@pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process train here: processes of a pool take seconds to start."""
+    monkeypatch.setattr("fedcluster.training.executors.processes.cores", lambda: 1)
+
+
+def test_compare_prints_a_table_and_draws(
+    cli: Run, here: Here, one_core: None, write_experiment: Write, tmp_path: Path
+) -> None:
     done = cli("compare", write_experiment(), "--seeds", "2", "--out", "out")
     assert done.returncode == 0, done.stderr
     for word in ("FedAvg", "FedCluster", "centralized SGD", "train loss", "device updates", "0.3", "±"):
@@ -198,7 +206,7 @@ def test_partition_shows_and_writes_what_can_be_read_back(here: Here, write_expe
     assert "7 devices in 3 clusters" in here("run", path, "--out", "run")[1]
 
 
-def test_compare_over_simulated_time(here: Here, write_experiment: Write, tmp_path: Path) -> None:
+def test_compare_over_simulated_time(here: Here, one_core: None, write_experiment: Write, tmp_path: Path) -> None:
     path = write_experiment(fleet={"devices": 30, "samples": 20, "world": "diurnal"}, clock={})
     code, text, err = here("compare", path, "--seeds", "2", "--x", "time", "--out", "out")
     assert code == 0, err

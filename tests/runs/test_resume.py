@@ -273,6 +273,15 @@ def test_a_run_is_not_overwritten(stopped: Path) -> None:
         fedcluster.run(EXPERIMENT, stopped, display=Display())
 
 
+@pytest.mark.parametrize("left", ["experiment.toml", "run.json", "metrics.jsonl", "cycles.jsonl", "evaluated"])
+def test_what_is_left_of_a_run_is_not_overwritten(left: str, stopped: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "left"
+    folder.mkdir()
+    shutil.move(stopped / left, folder / left)
+    with pytest.raises(BadRun, match="already holds a run"):
+        fedcluster.run(EXPERIMENT, folder, display=Display())
+
+
 def test_one_process_at_a_time(stopped: Path) -> None:
     hold = "lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print('held', flush=True); input()"
     holder = f"import sys, filelock; {hold}"
