@@ -121,6 +121,7 @@ def deploy(
         schedule = RegistrySchedule(registry)
         check_min_updates(schedule, serve_options)
         setup = prepare(schedule, display.say)
+        rules, keeping = stop_rule(setup), keep_best(setup, folder, display.say)
         max_bytes = max(size(phase.upload_spec(setup.start)) for phase in setup.algorithm.phases) + OVERHEAD
         if proxy is not None:
             proxy.max_upload = max_bytes
@@ -133,7 +134,6 @@ def deploy(
         display.announce("\n".join([describe_clusters(registry), *registry.capped_claims()]))
         if not folder.begun:
             registry.save()
-        rules, keeping = stop_rule(setup), keep_best(setup, folder, display.say)
         state, record, previous = begin(setup, folder, display)
         recorder = Recorder(folder.path, previous, repeats=True)
         # a device keeps its state from before and after its latest cycle only, so the server must not fall further back
