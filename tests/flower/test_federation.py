@@ -77,6 +77,20 @@ def test_a_federation_equals_its_simulation(twelve: Federation, tmp_path: Path, 
     assert all(turn["missing"] == [] for turn in twelve.lines(name))
 
 
+def test_a_federation_stops_by_its_rule_keeps_its_best_model_and_trains_longer(
+    twelve: Federation, tmp_path: Path
+) -> None:
+    keep = EXPERIMENT.override(**{"eval.best": "test_loss"})
+    stopping = keep.override(stop={"metric": "test_loss", "target": 100.0})
+    twelve.finish(twelve.serve("stopping", experiment=stopping), "stopping")
+    assert len(twelve.lines("stopping", "metrics.jsonl")) == 1
+    assert "stopped after round 1: test_loss has reached" in twelve.log("stopping")
+    twelve.finish(twelve.serve("stopping", "--resume", experiment=keep), "stopping")
+    fedcluster.run(keep, tmp_path / "run", display=Display())
+    for name in ("model.safetensors", "best.safetensors"):
+        assert (twelve.folder / "stopping" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+
+
 def children(pid: int) -> list[int]:
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
     return [int(word) for word in found.stdout.split()]
