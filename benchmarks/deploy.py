@@ -63,7 +63,7 @@ def running(folder: Path, commands: dict[str, list[str]], **environment: str) ->
 
 
 def write_devices(folder: Path) -> None:
-    dataset = sources.open_dataset(EXPERIMENT.data.name)
+    dataset = sources.open_dataset(EXPERIMENT.data)
     _, partition = fleet.build(EXPERIMENT.fleet, dataset, EXPERIMENT.seed)
     x, y = dataset.x_train.numpy(), dataset.y_train.numpy()
     for k in range(len(partition)):

@@ -23,7 +23,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.inputs import MOST_TEXT, read_bytes
 
-DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10")
+DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10", "femnist", "shakespeare")
+TOKENIZERS = ("characters", "bytes")
 WITH_DEVICES = "devices"  # data that only the devices of a federation have
 CLUSTERINGS = (
     "random",
@@ -76,6 +77,8 @@ def is_path(text: str) -> str:
     return text
 
 
+Columns = Annotated[tuple[str, ...], Field(strict=False, min_length=1, max_length=100_000)]
+Scale = Annotated[tuple[Annotated[float, Field(ge=-1e30, le=1e30)], Positive], Field(strict=False)]
 FilePath = Annotated[str, Field(max_length=4096), AfterValidator(is_path)]
 AtLeastOne = Annotated[float, Field(ge=1, le=1e9)]
 
@@ -88,13 +91,25 @@ class Section(BaseModel):
 
 
 class Data(Section):
-    """Where the samples come from: a name, a Hugging Face id, a path, or a `Dataset`."""
+    """Where the samples come from, and what the columns of a table are. `name` is a name, a Hugging Face id, a path, or
+    in Python the data themselves."""
 
     name: Any = "digits"
+    features: Columns | None = None
+    target: str | Columns | None = None
+    device: str | None = None
+    split: str | Annotated[float, Field(gt=0, lt=1)] | None = None
+    categories: Columns | dict[str, Columns] | None = None
+    encoding: Literal["one-hot", "codes"] | None = None
+    standardise: bool | dict[str, Scale] | None = None
+    tokenizer: Annotated[str, AfterValidator(is_path)] | None = None
+    length: Annotated[int, Field(ge=1, le=10**6)] | None = None
 
     @field_validator("name")
     @classmethod
-    def name_is_one(cls, name: Any) -> Any:
+    def name_is_data(cls, name: Any) -> Any:
+        if isinstance(name, dict) and name and not any(isinstance(v, str | int | float) for v in name.values()):
+            return name  # columns, or splits of them
         if name is None or isinstance(name, int | float | list | tuple | dict | date | time):
             raise ValueError(
                 f"= {shown(name)} is not allowed: use a name, a path, package.module:callable, or a Dataset"
@@ -511,7 +526,10 @@ class Experiment(Section):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; things given in Python by the name that finds them again."""
-        plain: dict[str, Any] = json.loads(json.dumps(self.sections(), default=reference))
+        found = self.sections()
+        if not isinstance(name := found["data"]["name"], str):
+            found["data"] = found["data"] | {"name": reference(name)}
+        plain: dict[str, Any] = json.loads(json.dumps(found, default=reference))
         return plain
 
     def to_toml(self) -> str:
@@ -613,6 +631,7 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Experiment:
 
 PATHS = (
     ("data", "name"),
+    ("data", "tokenizer"),
     ("fleet", "path"),
     ("fleet", "availability"),
     ("clusters", "path"),
@@ -700,7 +719,7 @@ def resolve_path(section: Any, key: str, folder: Path) -> None:
     """A relative path is looked for beside the experiment file first, then in the working directory."""
     if isinstance(section, dict) and isinstance(section.get(key), str):
         for place in (folder, Path()):
-            if section[key] not in (*DATASETS, WITH_DEVICES) and there_is(place / section[key]):
+            if section[key] not in (*DATASETS, *TOKENIZERS, WITH_DEVICES) and there_is(place / section[key]):
                 section[key] = str((place / section[key]).resolve())
                 return
 

@@ -94,7 +94,7 @@ def heterogeneity(cell: Cell, seed: int, quick: bool, runs: Path, display: Displ
         return found
     described = {name: experiment(cell, name, 0.01, seed, quick) for name in CLUSTERINGS}
     one = described["random"]
-    dataset = sources.open_dataset(one.data.name)
+    dataset = sources.open_dataset(one.data)
     everyone, partition = fleet.build(one.fleet, dataset, seed)
     flat_model = build_model(one, dataset)
     sketches = gradient_sketches([flat_model], flat_model.w.clone(), dataset, partition, one.local, seed, display)

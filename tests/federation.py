@@ -23,7 +23,7 @@ Process: TypeAlias = "subprocess.Popen[bytes] | Forked"
 
 def write_devices(experiment: fedcluster.Experiment, folder: Path) -> None:
     """The samples of each device of the simulated fleet, in that device's own file."""
-    dataset = sources.open_dataset(experiment.data.name)
+    dataset = sources.open_dataset(experiment.data)
     _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)
     x, y = dataset.x_train.numpy(), dataset.y_train.numpy()
     for k in range(len(partition)):

@@ -18,6 +18,7 @@ from fedcluster.files import write_atomically
 from fedcluster.fleet import fleet
 from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.schedule import Schedule, taking_part
+from fedcluster.models import tasks
 from fedcluster.processes import leave_if_importing
 from fedcluster.runs.metrics import Line
 from fedcluster.runs.plots import LABELS, X, curves
@@ -145,7 +146,8 @@ def check_options(experiment: Experiment, methods: Sequence[str], seeds: int, lr
 def describe(experiment: Experiment, seeds: Sequence[int]) -> Methods:
     """Build the fleet and its clusters for every seed to find M (that of the first seed), and the participation that
     gives FedAvg as many updates a round."""
-    dataset, share = sources.open_dataset(experiment.data.name), experiment.clusters.participation
+    dataset = sources.open_dataset(experiment.data, target=tasks.target_of(experiment))
+    share = experiment.clusters.participation
     counts, participation = [], {}
     for seed in seeds:
         devices, _ = fleet.build(experiment.fleet, dataset, seed)

@@ -89,8 +89,8 @@ def plan(
     if trace is None:
         bands = clusters.build(options, fleet, seed)
         return Plan(fleet, bands, nights(fleet, bands))
-    found = clusters.slotted(fleet, stream(seed, "clusters"), options)
-    groups = clusters.of(clusters.without_gaps(found, soft))
+    found = clusters.find_slots(fleet, stream(seed, "clusters"), options)
+    groups = clusters.from_assignment(clusters.number_slots(found, soft))
     free = np.zeros((groups.count, BINS))
     for part, days in trace.windows(BINS, DAY // BINS, DAY // BINS // 2):
         free += by_cluster(groups.assignment[part], groups.count, days / trace.rounds(DAY)[part, None])

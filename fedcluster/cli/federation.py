@@ -75,6 +75,13 @@ def join(
         Path | None,
         typer.Option(metavar="FILE", help="A copy of the experiment's model.init, for frozen weights."),
     ] = None,
+    columns: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="An experiment file whose [data] and [task] name this table's columns."),
+    ] = None,
+    tell_statistics: Annotated[
+        bool, typer.Option("--tell-statistics", help="Tell the server count, mean and squares of columns of numbers.")
+    ] = False,
 ) -> None:
     """Join a federation with this machine's data, until interrupted."""
     with exit_on_error():
@@ -94,6 +101,8 @@ def join(
                 "tell-labels": tell_labels,
                 "allow": ",".join(allow or []),
                 "init": str(init or ""),
+                "columns": str(columns or ""),
+                "tell-statistics": tell_statistics,
             }
         )
         key = certificates / "devices" / f"{device}.key" if certificates else None

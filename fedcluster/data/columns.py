@@ -1,76 +1,448 @@
-"""The columns of a table as what a model learns from: labels, features, pictures, and whose each row is.
+"""The columns of a table as what a model learns from: features, targets, and the device of each row.
 
-Nothing is guessed. Every column besides `label` and `device` is a feature and holds numbers only; a column that looks
-like an identifier, an empty cell or a text among numbers is refused by name and line.
+`[data]` names them. What it leaves out is taken only where the table leaves no doubt, and said in a line; the rest is
+refused with the key that settles it.
 """
 
 import json
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fedcluster.data import encoding, targets, text
 from fedcluster.data.images import stacked
+from fedcluster.data.split import held_out, split_tables
 from fedcluster.data.tables import Table, is_number
-from fedcluster.data.targets import most_classes
 from fedcluster.errors import BadData
+from fedcluster.experiment import Data
 
 LABELS = ("label", "labels", "target", "class", "y")
 DEVICE = "device"
 IDENTIFIER = re.compile(r"(?i:(.*[_\- .])?(id|ids|uuid|guid)|idx|index|key|row|unnamed: ?0|)|.*[a-z0-9](Id|ID)")
 MANY = 100  # rows: whole numbers that are all different in so many look like an identifier
-LARGEST = 1e6  # of a feature: steps of any usual size diverge beyond
-ADVICE = "drop the column, or name it device if it tells whose each row is"
+FEW = 20  # different whole numbers, which are classes
+DENSE = 1000  # classes that are numbered from 0 with few gaps
 
 Arrays = dict[str, Any]
+Say = Callable[[str], None]
+Kind = Literal["number", "category", "picture", "vector", "text"]
 
 
-def arrays(train: Table, test: Table | None, say: Callable[[str], None] = print) -> Arrays:
-    """x and y of the splits there are, and the devices of the training rows if the table names them."""
-    label = label_column(train)
-    splits = {"train": train} | ({"test": test} if test is not None else {})
-    for table in splits.values():
-        missing = [name for name in train.data.column_names if name not in table and name != DEVICE]
+@dataclass(frozen=True)
+class Roles:
+    """The columns that are used. Without targets, the next token of the text is predicted."""
+
+    features: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    targets: tuple[str, ...]
+    device: str | None
+
+
+def arrays(
+    tables: dict[str, Table], data: Data, target: str | None, say: Say = print, whole_fleet: bool = True
+) -> Arrays:
+    """x and y of both parts, and the devices of the training rows where a column names them. `target` is the kind of
+    targets that the task takes, if the experiment names one. One device's data (not the `whole_fleet`) may have the
+    same target in every row."""
+    train = tables["train"]
+    if data.length is not None and data.tokenizer is None:
+        raise BadData("data.length is a number of tokens: it needs data.tokenizer")
+    check_names(train, data)
+    roles = roles_of(train, data, target)
+    for table in tables.values():
+        missing = [name for name in (*roles.features, *roles.targets) if name not in table]
         if missing:
             raise BadData(f"{table.path} has no column {missing[0]}, which {train.path} has")
-    found: Arrays = {}
-    values = {split: labels(table, label) for split, table in splits.items()}
-    for split, y in numbered(values, splits, label).items():
-        found[f"y_{split}"] = y
-    picture = next((name for name in train.data.column_names if is_picture(train.data.field(name).type)), None)
-    names = [] if picture else feature_columns(train, label)
-    for split, table in splits.items():
-        found[f"x_{split}"] = (
-            stacked(picture_bytes(table, picture), table.path, say) if picture else features(table, names)
-        )
-    if DEVICE in train:
-        found["device_train"] = devices(train)
+    if not roles.targets:
+        return next_tokens(tables, roles, data, say)
+    found = targets_of(tables, roles.targets, target)
+    tables, whole_table = split_tables(tables, data.split, say), found["y_train"]
+    train = tables["train"]
+    found |= {f"y_{split}": whole_table[table.rows] for split, table in tables.items() if table.rows is not None}
+    owner = None if roles.device is None else devices(train, roles.device)
+    if roles.device is not None and roles.device in tables.get("test", ()):
+        say_left_out(devices(tables["test"], roles.device), owner, train.path, say)
+    if whole_fleet:
+        check_variety(train, roles.targets, found["y_train"])
+    inputs, said = features_of(tables, roles, data, owner, say)
+    found |= inputs
+    if owner is not None:
+        found["device_train"] = owner
+    kind = f"{found['outputs']} classes" if found["target"] == "class" else targets.PLURALS[found["target"]]
+    whose = "" if roles.device is None else f"; device: {roles.device}"
+    say(f"{train.path}: {said}; target: {encoding.some(roles.targets)} ({kind}){whose}")
     return found
 
 
-def label_column(table: Table) -> str:
+def check_shared(table: Table, data: Data, target: str | None) -> None:
+    """Refuse what each device of a federation would take for something else: levels and characters of its own."""
+    check_names(table, data)
+    roles = roles_of(table, data, target)
+    levels = data.categories if isinstance(data.categories, dict) else {}
+    for name, kind in zip(roles.features, roles.kinds, strict=True):
+        if kind == "category" and name not in levels:
+            raise BadData(
+                f"column {name} is a category, and devices of a federation have to agree on its levels: give them as "
+                f'data.categories = {{{name} = ["...", "..."]}}'
+            )
+    if data.tokenizer == "characters":
+        raise BadData(
+            'data.tokenizer = "characters" has the characters of one device only: use "bytes", or a tokenizer from disk'
+        )
+
+
+def moments(tables: dict[str, Table], data: Data, target: str | None) -> dict[str, tuple[float, float, float]]:
+    """Count, mean and sum of squared deviations of every column of numbers without a given scale, over the rows that
+    are trained on: what a device may tell of them."""
+    train = tables["train"]
+    roles = roles_of(train, data, target)
+    if roles.targets:
+        train = split_tables(tables, data.split, lambda line: None)["train"]
+    fixed = data.standardise if isinstance(data.standardise, dict) else {}
+    open_columns = [
+        name
+        for name, kind in zip(roles.features, roles.kinds, strict=True)
+        if kind == "number" and name not in fixed and data.standardise is not False
+    ]
+    return {name: encoding.Moments.of(train.numbers(name)).told() for name in open_columns}
+
+
+def check_names(table: Table, data: Data) -> None:
+    """Every column that [data] names must be there."""
+    named = {
+        "features": data.features or (),
+        "target": names_of(data.target),
+        "device": names_of(data.device),
+        "categories": tuple(data.categories or ()),
+        "standardise": tuple(data.standardise) if isinstance(data.standardise, dict) else (),
+        "split": names_of(data.split) if isinstance(data.split, str) else (),
+    }
+    for key, names in named.items():
+        for name in names:
+            if name not in table:
+                near = get_close_matches(name, table.data.column_names, n=1)
+                meant = f"did you mean {near[0]}?" if near else f"it has {encoding.some(table.data.column_names, 20)}"
+                raise BadData(f"data.{key}: {table.path} has no column {name}; {meant}")
+    roles = [*named["features"], *named["target"], *named["device"], *named["split"]]
+    twice = next((name for name in roles if roles.count(name) > 1), None)
+    if twice is not None:
+        raise BadData(
+            f"[data] names the column {twice} twice: a column is a feature, a target, the device or the split"
+        )
+    for key in ("categories", "standardise"):
+        other = next((name for name in named[key] if data.features and name not in data.features), None)
+        if other is not None:
+            raise BadData(f"data.{key} names {other}, which is not among data.features: add it there, or leave it out")
+
+
+def names_of(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if given is None else (given,) if isinstance(given, str) else given
+
+
+def roles_of(table: Table, data: Data, target: str | None) -> Roles:
+    device = data.device or (DEVICE if DEVICE in table and DEVICE not in (data.features or ()) else None)
+    found = names_of(data.target)
+    if not found and target != "token":
+        label = label_column(table)
+        if label is None and data.tokenizer is None:
+            raise BadData(
+                f"{table.path} has no label column among {encoding.some(table.data.column_names, 20)}: name the "
+                "target in data.target"
+            )
+        found = names_of(label)
+    if found and target == "token":
+        raise BadData(f"data.target names {found[0]}, but task next_token predicts the text itself: leave it out")
+    used = {*found, *names_of(device), *(names_of(data.split) if isinstance(data.split, str) else ())}
+    names = data.features or tuple(name for name in table.data.column_names if name not in used)
+    if not names:
+        raise BadData(f"{table.path} has no column beside {encoding.some(sorted(used))}, so there are no features")
+    if data.features is None:
+        pictures = [name for name in names if is_picture(table.data.field(name).type)]
+        if pictures:
+            names = tuple(pictures[:1])
+        elif data.tokenizer is None:
+            check_identifiers(table, names)
+    kinds = tuple(kind_of(table, name, data) for name in names)
+    for kind in ("picture", "vector", "text"):
+        if kind in kinds and len(kinds) > 1:
+            raise BadData(
+                f"{table.path}: column {names[kinds.index(kind)]} ({kind}) cannot be used beside other features: name "
+                "the features in data.features"
+            )
+    if not found and kinds != ("text",):
+        raise BadData(
+            f"{table.path}: to predict the next token, name one column of text in data.features, and data.tokenizer"
+        )
+    return Roles(names, kinds, found, device)
+
+
+def label_column(table: Table) -> str | None:
     """`label` or one of its synonyms, else the column that Hugging Face's schema calls a class label."""
+    return next((name for name in (*LABELS, *class_labels(table)) if name in table), None)
+
+
+def class_labels(table: Table) -> dict[str, int]:
+    """The number of classes of every column that Hugging Face's schema calls a class label."""
     try:
         told = json.loads((table.data.schema.metadata or {})[b"huggingface"])["info"]["features"]
-        classes = [name for name, kind in told.items() if kind.get("_type") == "ClassLabel"]
+        return {str(name): len(kind["names"]) for name, kind in told.items() if kind.get("_type") == "ClassLabel"}
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
-        classes = []
-    for name in (*LABELS, *classes):
-        if name in table:
-            return str(name)
-    raise BadData(f"{table.path} has no label column among {', '.join(table.data.column_names)}; name it 'label'")
+        return {}
+
+
+def check_identifiers(table: Table, names: Sequence[str]) -> None:
+    """Refuse identifiers among columns that nobody has named as features."""
+    advice = "name the features in data.features, and this column in data.device if it tells whose each row is"
+    for name in (each for each in names if not is_list(table.data.field(each).type)):
+        if IDENTIFIER.fullmatch(name):
+            raise BadData(f"{table.path}: column {name!r} looks like an identifier, not a feature: {advice}")
+        if len(table) >= MANY and table.is_whole(name):
+            values = table.numbers(name)
+            if len(np.unique(values)) == len(values):
+                raise BadData(
+                    f"{table.path}: column {name!r} has another whole number in each of {len(values)} rows, like an "
+                    f"identifier: {advice}"
+                )
+
+
+def kind_of(table: Table, name: str, data: Data) -> Kind:
+    """What a feature column is taken for."""
+    kind = table.data.field(name).type
+    if is_picture(kind):
+        return "picture"
+    if is_list(kind):
+        return "vector"
+    if name in (data.categories or ()):
+        return "category"
+    if data.tokenizer is not None and table.is_text(name):
+        return "text"
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return "number"
+    if not table.is_text(name):
+        raise BadData(
+            f"{table.path}: column {name} is {kind}, and a feature is a number or a text: name the features in "
+            "data.features"
+        )
+    texts = table.words(name)[1]
+    numeric = [is_number(each) for each in texts]
+    if all(numeric):
+        return "number"
+    if any(numeric) or data.features is None:
+        codes = table.words(name)[0]
+        row = int(np.flatnonzero(np.append(~np.array(numeric), False)[codes])[0])
+        asked = "" if data.features else "name the features in data.features, and "
+        listed = f"{asked}{name} in data.categories if it is a category"
+        table.refuse(row, f"{name} {texts[codes[row]][:80]!r} is not a number: {listed}")
+    if len(texts) > min(encoding.MOST_LEVELS, len(table) / 2):
+        raise BadData(
+            f"{table.path}: column {name} has {len(texts):,} different texts in {len(table):,} rows: give "
+            "data.tokenizer to read it as text, or list it in data.categories if it is a category"
+        )
+    return "category"
+
+
+def features_of(
+    tables: dict[str, Table], roles: Roles, data: Data, owner: NDArray[Any] | None, say: Say
+) -> tuple[Arrays, str]:
+    """x of both parts, and what the columns were taken for."""
+    train, name = tables["train"], roles.features[0]
+    match roles.kinds[0]:
+        case "picture":
+            return {f"x_{s}": stacked(picture_bytes(t, name), t.path, say) for s, t in tables.items()}, (
+                f"pictures: {name}"
+            )
+        case "text":
+            assert data.tokenizer is not None
+            tokenize = text.tokenizer(data.tokenizer, train.strings(name))
+            length = data.length or text.LENGTH
+            found = {f"x_{s}": text.padded(t.strings(name), tokenize, length, t.path) for s, t in tables.items()}
+            said = f"text: {name}, {tokenize.size:,} {data.tokenizer} cut or padded to {length} tokens"
+            return found | {"vocabulary": tokenize.size}, said
+        case "vector":
+            return vectors(tables, name, data)
+    if data.standardise in (None, True) and all(
+        pa.types.is_uint8(train.data.field(name).type) for name in roles.features
+    ):
+        rows = {f"x_{s}": np.stack([t.numbers(n) for n in roles.features], axis=1) for s, t in tables.items()}
+        return {key: x.astype(np.uint8) for key, x in rows.items()}, f"bytes: {encoding.some(roles.features)}"
+    numbered = None if owner is None else np.unique(owner, return_inverse=True)[1]
+    kinds: list[Any] = list(roles.kinds)
+    encoded = encoding.build(train, roles.features, kinds, data, numbered)
+    found = {}
+    for split, table in tables.items():
+        found[f"x_{split}"], others = encoded.encode(table)
+        for column, rows_with in others.items():
+            say(f"{table.path}: {rows_with:,} rows have a {column} that the training part does not have: other")
+    return found | {"vocabulary": encoded.vocabulary}, encoded.describe()
+
+
+def vectors(tables: dict[str, Table], name: str, data: Data) -> tuple[Arrays, str]:
+    """A column of equally long lists: whole numbers are token ids, others numbers, standardised together."""
+    rows = {split: table.lists(name) for split, table in tables.items()}
+    if rows["train"].dtype.kind in "iu":
+        return {f"x_{split}": values for split, values in rows.items()}, f"token ids: {name}"
+    scale = (0.0, 1.0)
+    if isinstance(data.standardise, dict):
+        scale = data.standardise.get(name, scale)
+    elif data.standardise is not False:
+        scale = encoding.Moments.of(rows["train"].ravel()).pooled()
+    said = f"rows of {rows['train'].shape[1]} numbers{', standardised' if scale != (0.0, 1.0) else ''}: {name}"
+    return {f"x_{s}": ((values - scale[0]) / scale[1]).astype(np.float32) for s, values in rows.items()}, said
+
+
+def next_tokens(tables: dict[str, Table], roles: Roles, data: Data, say: Say) -> Arrays:
+    """Windows of text and the next token at every position. The rows of a device are one text, a line each; without a
+    test part the last fifth of every device's text, or the share that data.split says, is held out."""
+    assert data.tokenizer is not None
+    name, train = roles.features[0], tables["train"]
+    share = data.split
+    if isinstance(share, str):
+        tables, share = split_tables(tables, share, say), None
+    joined = {split: texts_by_device(table, name, roles.device) for split, table in tables.items()}
+    if "test" not in tables:
+        joined = held_out(joined["train"], share, train.path, say)
+    elif share is not None:
+        raise BadData("data.split is a share of the rows, but the data have a test part: leave it out")
+    tokenize = text.tokenizer(data.tokenizer, joined["train"].values())
+    found: Arrays = {"target": "token", "outputs": tokenize.size, "vocabulary": tokenize.size}
+    length = data.length or text.LENGTH
+    for split, texts in joined.items():
+        x, y, stream = text.windows(list(texts.values()), tokenize, length, train.path)
+        if not len(x):
+            raise BadData(f"{train.path}: the {split} part has no text of two tokens or more")
+        found |= {f"x_{split}": x, f"y_{split}": y}
+        if split == "train" and roles.device is not None:
+            found["device_train"] = np.array(list(texts))[stream]
+            short = np.setdiff1d(np.arange(len(texts)), stream)
+            if len(short):
+                names = encoding.some((str(list(texts)[k]) for k in short), 3)
+                say(f"{train.path}: {len(short):,} devices have less than two tokens, so they are left out: {names}")
+    whose = "" if roles.device is None else f"; device: {roles.device}"
+    say(
+        f"{train.path}: text: {name}, {tokenize.size:,} {data.tokenizer}, windows of {length}, of which the next token "
+        f"is predicted{whose}"
+    )
+    return found
+
+
+def texts_by_device(table: Table, name: str, device: str | None) -> dict[Any, str]:
+    rows = table.strings(name)
+    if device is None:
+        return {"": "\n".join(rows)}
+    owners = devices(table, device).tolist()
+    found: dict[Any, list[str]] = {}
+    for owner, row in zip(owners, rows, strict=True):
+        found.setdefault(owner, []).append(row)
+    return {owner: "\n".join(found[owner]) for owner in sorted(found)}
+
+
+def targets_of(tables: dict[str, Table], names: Sequence[str], kind: str | None) -> Arrays:
+    """y of both parts, their kind and the number of outputs."""
+    train = tables["train"]
+    kind = kind or inferred(train, names)
+    if kind == "class":
+        if len(names) > 1:
+            raise BadData(f"data.target names {len(names)} columns, and a classification has one: give task.name")
+        values = {split: labels(table, names[0]) for split, table in tables.items()}
+        found: Arrays = {f"y_{split}": y for split, y in numbered(values, tables, names[0]).items()}
+        known = class_labels(train).get(names[0], 0)
+        outputs = max(known, *(int(y.max()) + 1 for y in found.values()))
+    else:
+        found = {f"y_{split}": numbers(table, names, kind) for split, table in tables.items()}
+        outputs = found["y_train"].shape[1] if found["y_train"].ndim == 2 else 1
+    return found | {"target": kind, "outputs": outputs}
+
+
+def say_left_out(test: NDArray[Any], train: NDArray[Any] | None, source: Any, say: Say) -> None:
+    """Devices without training rows are not in the fleet."""
+    names = np.setdiff1d(test.astype(str), np.asarray(train).astype(str))
+    if len(names):
+        say(
+            f"{source}: {len(names):,} devices have rows in the test part only, so they are not in the fleet: "
+            f"{encoding.some(names.tolist(), 3)}"
+        )
+
+
+def check_variety(table: Table, names: Sequence[str], y: NDArray[Any]) -> None:
+    """Refuse targets that are the same in all training rows."""
+    if (y == y[:1]).all():
+        raise BadData(
+            f"{table.path}: the target {encoding.some(names)} is the same in all training rows, so there is nothing to "
+            "learn"
+        )
+
+
+def inferred(table: Table, names: Sequence[str]) -> str:
+    """The kind of the targets, where the columns leave no doubt."""
+    settle = 'give task.name = "classification" or "regression"'
+    if len(names) > 1 or is_list(table.data.field(names[0]).type):
+        several = numbers(table, names, "number")
+        if ((several == 0) | (several == 1)).all():
+            return "multilabel"
+        if (several % 1 != 0).any():
+            return "number"
+        raise BadData(
+            f'{table.path}: the targets {encoding.some(names)} are whole numbers: give task.name = "regression" if '
+            "they are measurements"
+        )
+    name = names[0]
+    kind = table.data.field(name).type
+    if pa.types.is_boolean(kind) or not (
+        table.is_text(name) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    ):
+        return "class"
+    values = table.floats(name)
+    if values is None:
+        return "class"  # texts
+    table.refuse_empty(name)
+    different = np.unique(values[np.isfinite(values)])
+    if len(different) == 1 and np.isfinite(values).all():
+        check_variety(table, names, different)
+    fractions = (different % 1 != 0).any()
+    if fractions:
+        return "number" if len(different) > FEW else "class"  # which then names the fraction
+    if pa.types.is_floating(kind) and np.isfinite(values).all():
+        raise BadData(
+            f"{table.path}: column {name} has whole numbers written as {kind}, which may be classes or numbers: "
+            f"{settle}"
+        )
+    dense = len(different) > 0 and different[0] >= 0 and different[-1] < min(DENSE, 2 * len(different))
+    if len(different) <= FEW or dense:
+        return "class"
+    raise BadData(
+        f"{table.path}: column {name} has {len(different):,} different whole numbers from {different[0]:g} to "
+        f"{different[-1]:g}, which may be classes or numbers: {settle}"
+    )
+
+
+def numbers(table: Table, names: Sequence[str], kind: str) -> NDArray[np.float32]:
+    """Numeric targets, or labels that are 0 or 1: [rows], or [rows, several]."""
+    if is_list(table.data.field(names[0]).type):
+        values = table.lists(names[0]).astype(np.float64)
+    else:
+        columns = [table.numbers(name) for name in names]
+        values = columns[0] if len(names) == 1 and kind == "number" else np.stack(columns, axis=1)
+    if kind == "multilabel":
+        wrong = np.argwhere((values != 0) & (values != 1))
+        if len(wrong):
+            row, label = wrong[0].tolist()
+            table.refuse(row, f"{names[label % len(names)]} is {values[row, label]:g}: a label applies (1) or not (0)")
+    return values.astype(np.float32)
 
 
 def labels(table: Table, name: str) -> NDArray[Any]:
     """Whole numbers, or texts. Fractions are no classes."""
-    kind, text = table.data.field(name).type, table.is_text(name)
-    if not (text or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+    kind, is_text = table.data.field(name).type, table.is_text(name)
+    if not (is_text or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise BadData(f"{table.path}: column {name} must be whole numbers or the names of classes, but is {kind}")
     table.refuse_empty(name)
-    if not text:
+    if not is_text:
         values = table.data.column(name).combine_chunks().to_numpy(zero_copy_only=False)
         return whole(table, name, np.asarray(values))
     codes, texts = table.words(name)
@@ -96,19 +468,26 @@ def whole(table: Table, name: str, values: NDArray[Any]) -> NDArray[Any]:
             wrong = np.flatnonzero(~np.isfinite(values) | (values % 1 != 0))
         if len(wrong):
             row = int(wrong[0])
-            table.refuse(row, f"{name} {values[row]:g} is not a class: classes are whole numbers from 0, or names")
+            table.refuse(
+                row,
+                f"{name} {values[row]:g} is not a class: classes are whole numbers from 0, or names; for numbers, "
+                'give task.name = "regression"',
+            )
     return values
 
 
 def numbered(values: dict[str, NDArray[Any]], tables: dict[str, Table], name: str) -> dict[str, NDArray[np.int64]]:
     """Labels as classes from 0: whole numbers as they are if none is negative, everything else in its order."""
-    most = most_classes(sum(map(len, values.values())))
+    most = targets.most_classes(sum(map(len, values.values())))
+    known = class_labels(tables["train"]).get(name)
     kinds = {y.dtype.kind in "iu" for y in values.values()}
-    if kinds == {True} and all(int(y.min()) >= 0 for y in values.values()):
+    if kinds == {True} and (known or all(int(y.min()) >= 0 for y in values.values())):
         for split, y in values.items():
-            if int(y.max()) >= most:
-                row = int(y.argmax())
-                tables[split].refuse(row, f"{name} {y[row]} is too large for a class: number the classes from 0")
+            outside = np.flatnonzero((y < 0) | (y >= (known or most)))
+            if len(outside):
+                row = int(outside[0])
+                why = f"is not one of the {known} classes" if known else "is too large for a class"
+                tables[split].refuse(row, f"{name} {y[row]} {why}: number the classes from 0")
         return {split: y.astype(np.int64) for split, y in values.items()}
     if len({y.dtype.kind in "UO" for y in values.values()}) > 1:
         raise BadData(
@@ -122,51 +501,19 @@ def numbered(values: dict[str, NDArray[Any]], tables: dict[str, Table], name: st
     return {split: np.searchsorted(classes, y).astype(np.int64) for split, y in values.items()}
 
 
-def feature_columns(table: Table, label: str) -> list[str]:
-    names = [name for name in table.data.column_names if name not in (label, DEVICE)]
-    if not names:
-        raise BadData(f"{table.path} has no picture column and no numeric column beside {label}")
-    for name in names:
-        if IDENTIFIER.fullmatch(name):
-            raise BadData(f"{table.path}: column {name!r} looks like an identifier, not a feature: {ADVICE}")
-        if len(table) >= MANY and table.is_whole(name):
-            values = table.numbers(name)
-            if len(np.unique(values)) == len(values):
-                raise BadData(
-                    f"{table.path}: column {name!r} has another whole number in each of {len(values)} rows, like an "
-                    f"identifier: {ADVICE}; write it with a decimal point if it is a feature"
-                )
-    return names
-
-
-def features(table: Table, names: list[str]) -> NDArray[Any]:
-    """Rows of numbers; all of them bytes if the columns are."""
-    columns = []
-    for name in names:
-        kind = table.data.field(name).type
-        if not (
-            table.is_text(name) or pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
-        ):
-            raise BadData(f"{table.path}: column {name} is {kind}: a feature is one number; {ADVICE}")
-        values = table.numbers(name)
-        large = np.flatnonzero(np.abs(values) > LARGEST)
-        if len(large):
-            row = int(large[0])
-            table.refuse(row, f"{name} {values[row]:g} is too large to train on: scale the column")
-        columns.append(values)
-    bytes_only = all(pa.types.is_uint8(table.data.field(name).type) for name in names)
-    return np.stack(columns, axis=1).astype(np.uint8 if bytes_only else np.float64)
-
-
-def devices(table: Table) -> NDArray[Any]:
+def devices(table: Table, name: str) -> NDArray[Any]:
     """Whose each row is: whole numbers, so that 2 comes before 10, or names."""
-    table.refuse_empty(DEVICE)
-    if pa.types.is_integer(table.data.field(DEVICE).type):
-        return np.asarray(table.data.column(DEVICE).combine_chunks().to_numpy(zero_copy_only=False))
-    codes, texts = table.words(DEVICE)
-    if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text, re.ASCII) for text in texts):
-        return np.array([int(text) for text in texts], np.int64)[codes]
+    table.refuse_empty(name)
+    if pa.types.is_integer(table.data.field(name).type):
+        return np.asarray(table.data.column(name).combine_chunks().to_numpy(zero_copy_only=False))
+    codes, texts = table.words(name)
+    if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", each, re.ASCII) for each in texts):
+        return np.array([int(each) for each in texts], np.int64)[codes]
     return np.array(texts)[codes]
+
+
+def is_list(kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def is_picture(kind: Any) -> bool:

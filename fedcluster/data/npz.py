@@ -1,4 +1,4 @@
-"""Data sets as .npz files: plain arrays only, and no more of them than the file can honestly hold."""
+"""Data sets as .npz files: plain arrays only, and no more of them than the file can hold."""
 
 import math
 import zipfile
@@ -12,12 +12,13 @@ from fedcluster.errors import BadData
 from fedcluster.inputs import check_size
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
+OPTIONAL = ("device_train", "target", "outputs", "vocabulary", "said")
 EXPANSION = 100  # times the size of the file, beyond
 UNSUSPICIOUS = 2**30  # bytes
 
 
 def read_npz(path: Path) -> dict[str, Any]:
-    """Nothing in the file is ever executed, and nothing is allocated before all sizes were looked at."""
+    """The arrays of the file. Nothing in it is executed, and all sizes are checked before anything is allocated."""
     try:
         if path.exists() and not path.is_file():
             raise BadData(f"data.name: {path} is not a regular file")
@@ -25,7 +26,7 @@ def read_npz(path: Path) -> dict[str, Any]:
             check_entries(path, entries)
             file.seek(0)
             with np.load(file, allow_pickle=False) as content:
-                arrays = {name: content[name] for name in (*NAMES, "device_train") if name in content.files}
+                arrays = {name: content[name] for name in (*NAMES, *OPTIONAL) if name in content.files}
     except FileNotFoundError:
         raise BadData(f"data.name: there is no file {path}") from None
     except (BadData, MemoryError):
@@ -35,6 +36,11 @@ def read_npz(path: Path) -> dict[str, Any]:
     missing = [name for name in NAMES if name not in arrays]
     if missing:
         raise BadData(f"{path} lacks {', '.join(missing)}; an .npz needs {', '.join(NAMES)}")
+    for name in ("target", "outputs", "vocabulary"):
+        if name in arrays:
+            if arrays[name].ndim:
+                raise BadData(f"{path}: {name} must be one value, but has the shape {list(arrays[name].shape)}")
+            arrays[name] = arrays[name].item()
     return arrays
 
 

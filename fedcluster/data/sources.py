@@ -1,8 +1,9 @@
-"""Where a dataset comes from: the name, id, path or code of `data.name` becomes a `Dataset`.
+"""Where a dataset comes from: what `data.name` stands for becomes a `Dataset`.
 
-Pictures are decoded once into a cache of plain arrays ($FEDCLUSTER_CACHE, or the user's cache folder).
+Tables and pictures are decoded once into a cache of plain arrays ($FEDCLUSTER_CACHE, or the user's cache folder).
 """
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -15,49 +16,95 @@ from typing import Any
 
 import numpy as np
 
-from fedcluster.data import columns
+from fedcluster.data import columns, disk, known, objects
 from fedcluster.data.dataset import Dataset
 from fedcluster.data.images import Folder
+from fedcluster.data.known import KNOWN
 from fedcluster.data.npz import read_npz
+from fedcluster.data.split import test_rows
 from fedcluster.data.tables import Table
 from fedcluster.errors import BadData, BadRun
-from fedcluster.experiment import WITH_DEVICES, import_object, shown, there_is
+from fedcluster.experiment import WITH_DEVICES, Data, import_object, shown, there_is
 from fedcluster.files import cache_folder, write_atomically
 from fedcluster.inputs import located, read_bytes
-from fedcluster.rng import stream
 
-HUB = {"mnist": "ylecun/mnist", "fashion_mnist": "zalando-datasets/fashion_mnist", "cifar10": "uoft-cs/cifar10"}
 TABLES = (".csv", ".parquet")
-HELD_OUT = 0.2
+FORMAT = 2  # of what is in the cache
+FOR_TABLES = ("features", "target", "device", "categories", "encoding", "tokenizer", "length")  # keys of [data]
 
-Arrays = dict[str, Any]  # x_train, y_train, x_test, y_test, perhaps device_train
+Arrays = dict[str, Any]  # x_train, y_train, x_test, y_test, perhaps device_train; target, outputs, vocabulary
 Say = Callable[[str], None]
 
 
-def open_dataset(name: Any, say: Say = print) -> Dataset:
-    """The data set that `data.name` stands for. `say` receives what a person should know."""
+def open_device(data: Data, target: str | None) -> Dataset:
+    """The data of one device of a federation."""
+    path = located(str(data.name), "data.name")
+    files = files_in(path) if path.is_dir() else {"train": path} if path.suffix in TABLES else {}
+    if not files:
+        return open_dataset(data, lambda line: None, target)
+    read = {split: Table(file, read_bytes(file, "data.name")) for split, file in files.items()}
+    arrays = columns.arrays(read, data, target, lambda line: None, whole_fleet=False)
+    return Dataset(**arrays, name=path.name)
+
+
+def open_dataset(data: Any, say: Say = print, target: str | None = None) -> Dataset:
+    """The data set that `[data]`, or a `data.name`, stands for. `say` receives what a person should know, and `target`
+    is the kind of targets that the task takes, where the experiment names a task."""
+    if not isinstance(data, Data):
+        data = Data(name=data)
+    name = data.name
+    if isinstance(name, str):
+        return named(name, data, target, say)
     if isinstance(name, Dataset):
+        refuse_columns(data, name.name)
         return name
+    if objects.is_data(name):
+        return given(name, data, target, say)
     if callable(name):
+        refuse_columns(data, getattr(name, "__name__", "data"))
         return checked(name(), getattr(name, "__name__", "data"))
-    if not isinstance(name, str):
-        raise BadData(f"data.name must be a name, a path, a function or a Dataset, not {type(name).__name__}")
+    raise BadData(
+        "data.name must be a name, a path, a function, a Dataset, a datasets.Dataset, a torch Dataset, a table, a data "
+        f"frame or arrays by name, not {type(name).__name__}"
+    )
+
+
+def named(name: str, data: Data, target: str | None, say: Say) -> Dataset:
     if name == WITH_DEVICES:
         raise BadData('data.name = "devices" leaves the data with the devices of a federation: use fedcluster serve')
     if name == "digits":
+        refuse_columns(data, name)
         return Dataset(**cached(f"digits {version('scikit-learn')}", digits, say, needed=False), name="digits")
+    found = next((each for key, each in KNOWN.items() if name in (key, each.hub)), None)
     path = located(name, "data.name")
+    if found is not None:
+        return Dataset(**from_known(name, found, known.completed(data, found), target, say), name=name)
     if path.suffix == ".npz":
+        refuse_columns(data, path.name)
         return Dataset(**read_npz(path), name=path.name)
-    if name in HUB:
-        return Dataset(**known(name, say), name=name)
     if there_is(path):
-        return Dataset(**local(path, say), name=path.name)
+        return Dataset(**local(path, data, target, say), name=path.name)
     if ":" in name:
+        refuse_columns(data, name)
         return checked(import_object(name)(), name)
     if path.suffix or name.startswith(("/", ".", "~")):
         raise BadData(f"data.name: there is no file or folder {name}")
-    return Dataset(**cached(name, lambda: from_hub(name, say), say), name=name)
+    if files := data_folder(name):
+        return Dataset(**tables(files, data, target, say), name=name)
+    if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", name, re.ASCII):
+        raise BadData(
+            f"data.name = {shown(name)} is neither a known name, a file or folder, nor a Hugging Face id (owner/name)"
+            f"{known.meant(name, folders())}"
+        )
+    arrays = cached(described(f"hub {name}", data, target), lambda heard: from_hub(name, data, target, heard), say)
+    return Dataset(**arrays, name=name)
+
+
+def refuse_columns(data: Data, source: str) -> None:
+    """The keys of [data] that name columns are for tables."""
+    for key in (*FOR_TABLES, "split", "standardise"):
+        if getattr(data, key) not in (None, False):
+            raise BadData(f"data.{key} is for tables, and {source} has arrays: leave it out")
 
 
 def checked(dataset: Any, name: str) -> Dataset:
@@ -66,73 +113,155 @@ def checked(dataset: Any, name: str) -> Dataset:
     return dataset
 
 
-def digits() -> Arrays:
+def digits(say: Say) -> Arrays:
     """The 1797 8x8 digits of scikit-learn, a fifth of them held out: needs no network."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    return hold_out({"x_train": (x / 16).reshape(-1, 1, 8, 8), "y_train": y})
+    return hold_out({"x_train": (x / 16).reshape(-1, 1, 8, 8), "y_train": y}, None)
 
 
-def hold_out(arrays: Arrays) -> Arrays:
-    """Where no test split is given, a fixed fifth of the rows, the same for every seed."""
-    order = stream(0, "hold_out").permutation(len(arrays["y_train"]))
-    cut = max(1, round(HELD_OUT * len(order)))
-    test, train = np.sort(order[:cut]), np.sort(order[cut:])
-    kept = {key: values[train] for key, values in arrays.items()}
-    return kept | {"x_test": arrays["x_train"][test], "y_test": arrays["y_train"][test]}
+def hold_out(arrays: Arrays, share: float | None) -> Arrays:
+    """Arrays with a test part: a fixed fifth of the rows where there is none, or this share."""
+    chosen = test_rows(len(arrays["y_train"]), 0.2 if share is None else share)
+    by_row = {key: values for key, values in arrays.items() if np.ndim(values) and len(values) == len(chosen)}
+    kept = {key: values[~chosen] for key, values in by_row.items()}
+    return arrays | kept | {"x_test": arrays["x_train"][chosen], "y_test": arrays["y_train"][chosen]}
 
 
-def known(name: str, say: Say) -> Arrays:
+def given(thing: Any, data: Data, target: str | None, say: Say) -> Dataset:
+    """Data given in Python."""
+    parts = objects.splits_of(thing)
+    found = objects.tables_of(parts)
+    if found is not None:
+        return Dataset(**columns.arrays(found, data, target, say), name=type(thing).__name__)
+    for key in FOR_TABLES:
+        if getattr(data, key) is not None:
+            raise BadData(f"data.{key} is for tables, and data.name gives arrays: leave it out")
+    arrays = objects.arrays_of(parts)
+    if "x_test" not in arrays:
+        if isinstance(data.split, str):
+            raise BadData(
+                f"data.split = {data.split!r}, but data.name gives arrays, which have no columns: give a share"
+            )
+        arrays = with_test_part(arrays, "data.name", say, data.split)
+    return Dataset(**arrays, name=type(thing).__name__)
+
+
+def from_known(name: str, found: known.Known, data: Data, target: str | None, say: Say) -> Arrays:
     """$FEDCLUSTER_DATA/<name>/{train,test}.parquet when that is there, else the hub."""
+    if files := data_folder(name):
+        return tables(files, data, target, say, found.prepare)
+    key = described(f"hub {found.hub}", data, target)
+    return cached(key, lambda heard: from_hub(found.hub, data, target, heard, found.prepare), say)
+
+
+def data_folder(name: str) -> dict[str, Path]:
+    """The files of $FEDCLUSTER_DATA/<name>, if there are such."""
     root = os.environ.get("FEDCLUSTER_DATA")
-    files = {split: Path(root, name, f"{split}.parquet") for split in ("train", "test")} if root else {}
-    if files and all(file.exists() for file in files.values()):
-        return tables(files, say)
-    return cached(HUB[name], lambda: from_hub(HUB[name], say), say)
+    files = files_in(Path(root, name)) if root else {}
+    return files if "train" in files else {}
 
 
-def local(path: Path, say: Say) -> Arrays:
-    """A CSV or Parquet file, a folder of {train,test}.csv or .parquet, or a folder with one folder a class."""
+def folders() -> list[str]:
+    """The names of the folders in $FEDCLUSTER_DATA."""
+    root = os.environ.get("FEDCLUSTER_DATA")
+    with suppress(OSError):
+        return [path.name for path in Path(root).iterdir() if files_in(path)] if root else []
+    return []
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """{train,test}.csv or .parquet in a folder."""
+    for suffix in TABLES:
+        files = {split: folder / f"{split}{suffix}" for split in ("train", "test")}
+        if there_is(files["train"]):
+            return {split: file for split, file in files.items() if there_is(file)}
+    return {}
+
+
+def local(path: Path, data: Data, target: str | None, say: Say) -> Arrays:
+    """A CSV or Parquet file, a folder of {train,test}.csv or .parquet, a folder that datasets.save_to_disk wrote, or a
+    folder with one folder of pictures a class."""
     if not path.is_dir():
         if path.suffix not in TABLES:
             raise BadData(f"{path}: a data file is .npz, {' or '.join(TABLES)}")
-        return tables({"train": path}, say)
-    for suffix in TABLES:
-        files = {split: path / f"{split}{suffix}" for split in ("train", "test")}
-        if files["train"].exists():
-            return tables({split: file for split, file in files.items() if file.exists()}, say)
-    pictures = Folder(path)
-    return cached(f"folder {pictures.digest()}", lambda: whole(pictures.arrays(say), path, say), say)
+        return tables({"train": path}, data, target, say)
+    if files := files_in(path):
+        return tables(files, data, target, say)
+    if disk.is_saved(path):
+        return columns.arrays(disk.saved_tables(path), data, target, say)
+    refuse_columns(data.model_copy(update={"split": None}), f"the folder of pictures {path}")
+    pictures, share = Folder(path), data.split
+    if isinstance(share, str):
+        raise BadData(f"data.split = {share!r}, but {path} is a folder of pictures, without columns: give a share")
+    key = f"folder {pictures.digest()} {share}"
+    return cached(key, lambda heard: with_test_part(pictures.arrays(heard), path, heard, share), say)
 
 
-def tables(files: dict[str, Path], say: Say) -> Arrays:
+def with_test_part(arrays: Arrays, source: Any, say: Say, share: float | None) -> Arrays:
+    """Arrays with a test part, held out where there is none."""
+    if "y_test" in arrays:
+        if share is not None:
+            raise BadData(f"data.split = {share}, but {source} has a test part: leave it out")
+        return arrays
+    part = "fifth" if share is None else format(share, ".0%")
+    say(f"{source} has no test split: a fixed {part} of its rows is held out")
+    return hold_out(arrays, share)
+
+
+def tables(
+    files: dict[str, Path],
+    data: Data,
+    target: str | None,
+    say: Say,
+    prepare: Callable[[Table], Table] = lambda table: table,
+) -> Arrays:
     """Tables are cached by their content: neither a file's name nor its date tells what is in it."""
     contents = {split: read_bytes(file, "data.name") for split, file in files.items()}
     key = "\n".join(f"{split} {sha256(content).hexdigest()}" for split, content in contents.items())
 
-    def decode() -> Arrays:
-        train, test = (Table(files[s], contents[s]) if s in files else None for s in ("train", "test"))
-        assert train is not None
-        return whole(columns.arrays(train, test, say), train.path, say)
+    def decode(heard: Say) -> Arrays:
+        read = {split: prepare(Table(files[split], content)) for split, content in contents.items()}
+        return columns.arrays(read, data, target, heard)
 
-    return cached(f"tables {key}", decode, say)
+    return cached(described(f"tables {key}", data, target), decode, say)
 
 
-def from_hub(name: str, say: Say) -> Arrays:
+def moments(data: Data, target: str | None) -> dict[str, tuple[float, float, float]]:
+    """What a device may tell of the numbers in its table, by column; BadData where devices would not agree on what the
+    columns are."""
+    path = located(str(data.name), "data.name")
+    files = files_in(path) if path.is_dir() else {"train": path}
+    if not files or files["train"].suffix not in TABLES:
+        raise BadData(f"{path} is no table, so there are no columns to tell of")
+    read = {split: Table(file, read_bytes(file, "data.name")) for split, file in files.items()}
+    columns.check_shared(read["train"], data, target)
+    return columns.moments(read, data, target)
+
+
+def described(source: str, data: Data, target: str | None) -> str:
+    """The cache's key: the source, and what is made of it."""
+    keys = {key: value for key, value in data if key != "name" and value is not None}
+    if data.tokenizer not in (None, "characters", "bytes"):
+        path = located(str(data.tokenizer), "data.tokenizer")
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if there_is(file):
+            keys["tokenizer"] = sha256(read_bytes(file, "data.tokenizer")).hexdigest()
+    return json.dumps([FORMAT, source, keys, target], sort_keys=True)
+
+
+def from_hub(
+    name: str, data: Data, target: str | None, say: Say, prepare: Callable[[Table], Table] = lambda table: table
+) -> Arrays:
     """Read with Hugging Face `datasets`, which keeps a copy of what it fetches."""
     with quiet_datasets() as datasets:
-        if (
-            not re.fullmatch(r"[\w.-]{1,96}(/[\w.-]{1,96})?", name, re.ASCII)
-            or name in datasets.packaged_modules._PACKAGED_DATASETS_MODULES
-        ):
-            raise BadData(f"data.name = {shown(name)} is neither a known name, a file or folder, nor a Hugging Face id")
         say(f"fetching {name} from the Hugging Face hub, once")
         try:
-            splits = datasets.load_dataset(name)
-            found = {
+            parts = objects.splits_of(datasets.load_dataset(name))
+            read = {
                 split: Table(name, datasets.table.embed_table_storage(rows.with_format("arrow")[:]))
-                for split, rows in splits.items()
+                for split, rows in parts.items()
             }
         except BadData:
             raise
@@ -140,24 +269,15 @@ def from_hub(name: str, say: Say) -> Arrays:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             raise BadData(
                 f"cannot load {name} ({reason}); check the name and the network, or put "
-                "{train,test}.parquet into $FEDCLUSTER_DATA/<name>/ or give a path"
+                "{train,test}.parquet into $FEDCLUSTER_DATA/<name>/ or give a path" + known.meant(name, folders())
             ) from None
-    train = found.get("train", next(iter(found.values())))
-    test = next((found[name] for name in ("test", "validation", "valid") if name in found), None)
-    return whole(columns.arrays(train, test, say), name, say)
+    return columns.arrays({split: prepare(table) for split, table in read.items()}, data, target, say)
 
 
-def whole(arrays: Arrays, source: Any, say: Say) -> Arrays:
-    """With a test split, held out where there is none."""
-    if "y_test" in arrays:
-        return arrays
-    say(f"{source} has no test split: a fixed fifth of its rows is held out")
-    return hold_out(arrays)
-
-
-def cached(key: str, make: Callable[[], Arrays], say: Say, needed: bool = True) -> Arrays:
+def cached(key: str, make: Callable[[Say], Arrays], say: Say, needed: bool = True) -> Arrays:
     """Arrays from the cache, made under a lock when they are not there yet; a damaged file is made again. Where the
-    cache is not `needed`, because making them is quick, they are also made when it cannot be written."""
+    cache is not `needed`, because making them is quick, they are also made when it cannot be written. What making them
+    says is kept with them, and said again."""
     from filelock import FileLock
 
     with ExitStack() as locked:
@@ -165,25 +285,41 @@ def cached(key: str, make: Callable[[], Arrays], say: Say, needed: bool = True) 
             path = cache_folder() / f"{sha256(key.encode()).hexdigest()[:32]}.npz"
             if path.exists():  # then it was written whole, and nothing is to be written
                 with suppress(BadData):
-                    return read_npz(path)
+                    return said_again(read_npz(path), say)
             path.parent.mkdir(parents=True, exist_ok=True)
             locked.enter_context(FileLock(f"{path}.lock"))
         except OSError as error:
             if needed:
                 raise unwritable(error) from None
-            return make()
+            return make(say)
         if path.exists():
             try:
-                return read_npz(path)
+                return said_again(read_npz(path), say)
             except BadData as error:
                 say(f"{error}; decoding again")
-        arrays = make()
+        lines: list[str] = []
+
+        def heard(line: str) -> None:
+            lines.append(line)
+            say(line)
+
+        arrays = make(heard)
+        kept = arrays | {"said": np.array([line for line in lines if not line.startswith(PASSING)], str)}
         try:
-            write_atomically(path, lambda file: np.savez(file, **arrays))
+            write_atomically(path, lambda file: np.savez(file, **kept))
         except OSError as error:
             if needed:
                 raise unwritable(error) from None
         return arrays
+
+
+PASSING = ("decoding: ", "fetching ")  # lines on what is being done, which are not said again
+
+
+def said_again(arrays: Arrays, say: Say) -> Arrays:
+    for line in arrays.pop("said", np.array([], str)).tolist():
+        say(line)
+    return arrays
 
 
 def unwritable(error: OSError) -> BadRun:

@@ -4,6 +4,7 @@ import csv
 import math
 import re
 from collections import Counter
+from copy import copy
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,10 +23,12 @@ MOST_COLUMNS = 100_000
 
 
 class Table:
-    """Columns of text or numbers. Nothing in them is believed before it was asked for by kind and range."""
+    """Columns of text or numbers, whose values are checked by kind and range when they are asked for. `rows` are the
+    numbers of the rows in the file, where the table is a part of it."""
 
     def __init__(self, path: Path | str, content: bytes | pa.Table) -> None:
         self.path = path
+        self.rows: NDArray[np.int64] | None = None
         self.csv = isinstance(content, bytes) and not content.startswith(PARQUET)
         self.data: Any = content
         try:
@@ -52,8 +55,16 @@ class Table:
     def __contains__(self, name: str) -> bool:
         return name in self.data.column_names
 
+    def take(self, rows: NDArray[np.int64]) -> "Table":
+        """The table of these rows. Messages go on naming them as in the file."""
+        part = copy(self)
+        part.data, part.rows = self.data.take(pa.array(rows)), rows if self.rows is None else self.rows[rows]
+        return part
+
     def where(self, row: int) -> str:
         """Where a person finds this row: in a CSV file the first is line 2, after the names of the columns."""
+        if self.rows is not None:
+            row = int(self.rows[row])
         return f"{self.path}, line {row + 2}" if self.csv else f"{self.path}, row {row + 1}"
 
     def refuse(self, row: int, why: str) -> NoReturn:
@@ -88,6 +99,38 @@ class Table:
         coded = pc.if_else(pc.equal(text, ""), None, text).combine_chunks().dictionary_encode()
         codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
         return codes, coded.dictionary.to_pylist()
+
+    def strings(self, name: str) -> list[str]:
+        """A column of text as it stands, every row with some."""
+        if not self.is_text(name):
+            raise BadData(f"{self.path}: column {name} must be text, but is {self.data.field(name).type}")
+        found: list[str | None] = self.data.column(name).to_pylist()
+        texts = [text for text in found if text]
+        if len(texts) < len(found):
+            self.refuse(next(row for row, text in enumerate(found) if not text), f"{name} is empty")
+        return texts
+
+    def lists(self, name: str) -> NDArray[Any]:
+        """A column of equally long lists of finite numbers, [rows, length]."""
+        column = self.data.column(name).combine_chunks()
+        self.refuse_empty(name)
+        lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+        unequal = np.flatnonzero(lengths != lengths[0])
+        if len(unequal):
+            row = int(unequal[0])
+            self.refuse(
+                row, f"{name} has {lengths[row]} values, and the first row {lengths[0]}: make them equally long"
+            )
+        values = column.flatten()
+        try:
+            if values.null_count or not int(lengths[0]):
+                raise BadData(f"{self.path}: column {name} has lists with missing values")
+            array = np.asarray(values.to_numpy(zero_copy_only=False))
+            if array.dtype.kind not in "fiub" or not np.isfinite(array).all():
+                raise BadData(f"{self.path}: column {name} must have lists of finite numbers, but has {values.type}")
+        except pa.ArrowException:
+            raise BadData(f"{self.path}: column {name} must have lists of numbers, but has {values.type}") from None
+        return array.reshape(len(self), -1)
 
     def numbers(self, name: str, least: float = -math.inf, most: float = math.inf, gaps: bool = False) -> NDArray[Any]:
         """A column of finite numbers from `least` to `most`; an empty cell is NaN where there may be gaps."""

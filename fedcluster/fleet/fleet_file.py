@@ -1,8 +1,9 @@
-"""The fleet file: what is known of the devices besides their data. CSV or Parquet, one row a device, any subset of
+"""The fleet file: what is known of the devices besides their data. CSV or Parquet, one row per device, any subset of
 
 device, timezone, utc_offset, latitude, longitude, samples, seconds_per_sample, up_mbps, down_mbps
 
-`timezone` is an IANA name, `utc_offset` hours (5.5) or +05:30; of the places a cell may be empty.
+`timezone` is an IANA name, `utc_offset` is in hours (5.5) or +05:30. Cells of these two, latitude and longitude may be
+empty.
 """
 
 import re
@@ -37,8 +38,9 @@ COLUMNS = (
 
 @dataclass(frozen=True, eq=False)
 class DeviceTable:
-    """A column for each thing that is known, an entry a device; None: not known. `utc_offset` is in hours, as the
-    zone has it on the fleet's day, and NaN where it is not known, as are latitude and longitude."""
+    """What is known of the devices: a column for each property, None where it is not known. `utc_offset` is in hours,
+    that of the time zone on the fleet's day; it, latitude and longitude are NaN for devices of which they are not
+    known."""
 
     names: NDArray[np.str_] | None = None
     samples: Ints | None = None
@@ -51,7 +53,7 @@ class DeviceTable:
     availability: Availability | None = None
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """The columns there are, a trace as its three."""
+        """The columns that are known; a trace contributes its own."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         trace = found.pop("availability")
         if trace is not None:
@@ -67,13 +69,13 @@ class DeviceTable:
         return total.hexdigest()
 
     def rows(self, order: Ints) -> "DeviceTable":
-        """The same, of these devices in this order. A trace is matched by name, later."""
+        """The table of these devices in this order. A trace is matched by name, later."""
         columns: dict[str, Any] = {name: column[order] for name, column in self.columns().items()}
         return replace(self, **columns)
 
 
 def read(path: Path, day: str) -> tuple[DeviceTable, Table]:
-    """Read a fleet file. Zones are asked for their offset on `day`."""
+    """Read a fleet file. Offsets of time zones are those on `day`."""
     table = Table(path, read_bytes(path, "fleet.path"))
     unknown = [name for name in table.data.column_names if name not in COLUMNS]
     if unknown:
@@ -106,16 +108,16 @@ def names(table: Table) -> NDArray[np.str_]:
         again = np.ones(len(codes), bool)
         again[np.unique(codes, return_index=True)[1]] = False
         row = int(np.flatnonzero(again)[0])
-        table.refuse(row, f"device {texts[codes[row]]} is there twice")
+        table.refuse(row, f"device {texts[codes[row]]} has two rows")
     return np.array(texts)[codes]
 
 
 def offsets(table: Table, day: str) -> Floats | None:
-    """Hours ahead of UTC: by zone where one is given, else as told."""
+    """Hours ahead of UTC: of the time zone where one is given, else utc_offset."""
     if "timezone" not in table and "utc_offset" not in table:
         return None
     ahead = np.full(len(table), np.nan)
-    for name, hours in (("utc_offset", told), ("timezone", lambda text: hours_ahead(text, day))):
+    for name, hours in (("utc_offset", parse_hours), ("timezone", lambda text: hours_ahead(text, day))):
         if name in table:
             codes, texts = table.words(name)
             for code, text in enumerate(texts):
@@ -128,8 +130,8 @@ def offsets(table: Table, day: str) -> Floats | None:
     return ahead
 
 
-def told(text: str) -> float:
-    """5.5, -3, +05:30"""
+def parse_hours(text: str) -> float:
+    """Hours from 5.5, -3 or +05:30; ValueError for anything else."""
     clock = re.fullmatch(r"([+-]?)(\d{1,2}):([0-5]\d)", text, re.ASCII)
     if clock:
         sign, hours, minutes = clock.groups()

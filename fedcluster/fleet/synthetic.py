@@ -1,8 +1,8 @@
-"""A generated population, for those with no fleet at hand.
+"""Generated fleets.
 
-Diurnal: people live in time zones by weight, and their phones are free at night. Device k has its own habits; of the
-seven nights of its trace each begins and ends a little differently, and some do not come at all (the phone was not
-charged). Devices and links are slow and fast by log-normal factors around a median:
+Diurnal: people live in time zones by population, and their phones are available at night. Each device has habits of its
+own, the seven nights of its trace differ a little, and some are missed (the phone was not charged). The speeds of
+devices and links are log-normal around a median:
 
     bedtime  N(23 h, 1 h) + N(0, 0.5 h) each night      sleep  N(7.5 h, 1 h) + N(0, 0.5 h)      a night is missed: 10 %
     seconds_per_sample  0.005 s x exp N(0, 0.6)      down  20 Mbit/s x exp N(0, 0.8)      up  5 Mbit/s x exp N(0, 0.8)

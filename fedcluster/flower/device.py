@@ -5,8 +5,10 @@ outside the package (`package.module:name`) is used only if the device was start
 """
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +19,26 @@ from fedcluster.data import sources
 from fedcluster.data.dataset import Dataset, DataSpec
 from fedcluster.data.partition import Partition, one_device
 from fedcluster.errors import BadData, BadExperiment
-from fedcluster.experiment import Experiment, load
+from fedcluster.experiment import Data, Experiment, load
 from fedcluster.fleet import fleet
 from fedcluster.flower.messages import InvalidMessage, pack_tensors, unpack_tensors
 from fedcluster.flower.registry import DEVICE_ID, Registration, outputs_of
+from fedcluster.models import tasks
 from fedcluster.state import Message as Tensors
 from fedcluster.training.executors.in_process import InProcess
 from fedcluster.training.setup import build_trainer
 
 STATE = "fedcluster.device_state"  # records in Flower's Context
 RECEIVED = "fedcluster.received"
-PLAN = ("seed", "data", "model", "frozen", "task", "algorithm", "local", "transforms", "scale", "shift")
+PLAN = ("seed", "data", "model", "frozen", "task", "algorithm", "local", "transforms", "scale", "shift", "standardise")
 
 
 @dataclass(frozen=True)
 class Identity:
     """What a device is given when it is started, Flower's node config: its id, its data, and what it may send. `init`
-    is a copy of the experiment's `model.init`, needed only for frozen weights, which the server never sends."""
+    is a copy of the experiment's `model.init`, needed only for frozen weights, which the server never sends. `columns`
+    is an experiment file whose [data] and [task] name the columns of the device's table: the server cannot ask for
+    others."""
 
     device: str
     data: str
@@ -42,6 +47,8 @@ class Identity:
     tell_labels: bool = False
     allow: tuple[str, ...] = ()
     init: str = ""
+    columns: str = ""
+    tell_statistics: bool = False
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> "Identity":
@@ -52,13 +59,16 @@ class Identity:
             raise BadData("a device needs data: a path or the name of a known data set")
         allow = tuple(name for name in str(config.get("allow", "")).split(",") if name)
         tell_labels = bool(config.get("tell-labels", False))
-        zone, slots, init = (str(config.get(name, "")) for name in ("timezone", "slots", "init"))
-        return cls(device, data, zone, slots, tell_labels, allow, init)
+        texts = (str(config.get(name, "")) for name in ("timezone", "slots", "init", "columns"))
+        zone, slots, init, columns = texts
+        tell_statistics = bool(config.get("tell-statistics", False))
+        return cls(device, data, zone, slots, tell_labels, allow, init, columns, tell_statistics)
 
     def config(self) -> dict[str, Any]:
         """The inverse of `of`."""
         texts = {"device": self.device, "data": self.data, "timezone": self.timezone, "slots": self.slots}
-        return texts | {"tell-labels": self.tell_labels, "allow": ",".join(self.allow), "init": self.init}
+        texts |= {"allow": ",".join(self.allow), "init": self.init, "columns": self.columns}
+        return texts | {"tell-labels": self.tell_labels, "tell-statistics": self.tell_statistics}
 
 
 class Device:
@@ -66,9 +76,24 @@ class Device:
 
     def __init__(self, identity: Identity, dataset: Dataset | None = None) -> None:
         self.identity = identity
-        self.dataset = dataset or sources.open_dataset(identity.data, silent)
+        self.data, self.target = own_columns(identity)
+        self.statistics: dict[str, tuple[float, float, float]] = {}
+        if dataset is None and identity.columns:
+            self.statistics = sources.moments(self.data, self.target)
+            if self.statistics and not identity.tell_statistics:
+                raise BadExperiment(
+                    f"{', '.join(list(self.statistics)[:3])}: devices have to agree on how numbers are standardised: "
+                    f"give data.standardise in {identity.columns}, or join with --tell-statistics"
+                )
+        self.dataset = dataset or self.open(dict.fromkeys(self.statistics, (0.0, 1.0)))
         self.plan = ""
         self.executor: InProcess | None = None
+
+    def open(self, scales: dict[str, Any]) -> Dataset:
+        """Our data, with columns of numbers standardised by these means and deviations."""
+        given = self.data.standardise if isinstance(self.data.standardise, dict) else {}
+        keys = {key: value for key, value in self.data if value is not None}
+        return sources.open_device(Data(**keys | {"standardise": given | scales or False}), self.target)
 
     @property
     def samples(self) -> int:
@@ -88,6 +113,7 @@ class Device:
             timezone=self.identity.timezone,
             slots=self.identity.slots,
             labels=labels,
+            statistics=self.statistics or None,
         )
 
     def prepare(self, plan: str) -> InProcess:
@@ -110,6 +136,8 @@ class Device:
             raise InvalidMessage(f"a plan that cannot be followed ({error})") from None
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidMessage(f"a plan that cannot be followed ({type(error).__name__})") from None
+        if self.statistics:
+            self.dataset = self.open(read_scales(plan["standardise"], self.statistics))
         dataset = self.prepared(spec, plan["scale"], plan["shift"])
         trainer = build_trainer(experiment, spec)
         if trainer.flat_model.frozen_digest() != plan["frozen"]:
@@ -156,6 +184,27 @@ def read_plan(text: str) -> dict[str, Any]:
     return plan
 
 
+def own_columns(identity: Identity) -> tuple[Data, str | None]:
+    """What the columns of the device's table are, and the kind of its targets. Without a file that says it, numbers
+    stay as they are."""
+    if not identity.columns:
+        return Data(name=identity.data, standardise=False), None
+    described = load(Path(identity.columns))
+    keys = {key: value for key, value in described.data if value is not None}
+    return Data(**keys | {"name": identity.data}), tasks.target_of(described)
+
+
+def read_scales(given: Any, columns: Collection[str]) -> dict[str, tuple[float, float]]:
+    """The plan's `standardise`: mean and deviation of every one of these columns."""
+    try:
+        scales = {str(name): (float(mean), float(deviation)) for name, (mean, deviation) in given.items()}
+        if scales.keys() != set(columns) or not all(isfinite(m) and isfinite(d) and d > 0 for m, d in scales.values()):
+            raise ValueError("other columns")
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        raise InvalidMessage("a plan without the mean and deviation of our columns") from None
+    return scales
+
+
 def silent(text: str) -> None:
     """Prints nothing."""
 
@@ -164,7 +213,7 @@ def silent(text: str) -> None:
 def simulated_fleet(path: str) -> tuple[Dataset, Partition, str]:
     """Data, partition and `model.init` of an experiment."""
     experiment = load(Path(path))
-    dataset = sources.open_dataset(experiment.data.name, silent)
+    dataset = sources.open_dataset(experiment.data, silent, tasks.target_of(experiment))
     _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)
     return partition.dataset or dataset, partition, experiment.model.init or ""
 

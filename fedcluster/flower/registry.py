@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from fedcluster.data.dataset import DataSpec
+from fedcluster.data.encoding import Moments
 from fedcluster.data.partition import Labels
 from fedcluster.data.targets import MOST_TOKENS, PLURALS, TARGETS
 from fedcluster.errors import BadRun
@@ -52,6 +53,10 @@ REQUIRED = {  # the field that a clustering needs of every device, and the optio
 Target = Annotated[str, StringConstraints(pattern=f"^({'|'.join(TARGETS)})$")]
 Text = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9/_+ :.,-]*$")]
 Count = Annotated[int, Field(ge=1, le=10**9)]
+Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
+Statistics = Annotated[  # count, mean and sum of squared deviations of a column
+    tuple[Annotated[float, Field(ge=1, le=1e9)], Finite, Annotated[float, Field(ge=0, le=1e60)]], Field(strict=False)
+]
 
 
 def empty_or(check: Callable[[str], object]) -> AfterValidator:
@@ -79,6 +84,7 @@ class Registration(BaseModel):
     timezone: Annotated[Text, empty_or(zone)] = ""
     slots: Annotated[Text, empty_or(daily_hours)] = ""
     labels: Annotated[list[Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=100_000)] | None = None
+    statistics: Annotated[dict[str, Statistics], Field(max_length=10_000)] | None = None
 
     @model_validator(mode="after")
     def check_labels(self) -> "Registration":
@@ -151,6 +157,8 @@ class Registry:
         for other in [*self.entries, *self.pending.values()][:1]:
             if other.shape != registration.shape:
                 return f"its samples are {registration.shape}, those of device {other.device} are {other.shape}"
+            if (other.statistics or {}).keys() != (registration.statistics or {}).keys():
+                return f"it tells of other columns than device {other.device} (--columns, --tell-statistics)"
             if other.target != registration.target or bool(other.vocabulary) != bool(registration.vocabulary):
                 return f"its data are of another kind than those of device {other.device}"
             if other.target in ("number", "multilabel") and other.outputs != registration.outputs:
@@ -168,6 +176,14 @@ class Registry:
         first = [entry.spec for entry in self.entries if entry.since == 0]
         most = {name: max(getattr(spec, name) for spec in first) for name in ("outputs", "vocabulary")}
         return first[0]._replace(**most)
+
+    @property
+    def scales(self) -> dict[str, tuple[float, float]] | None:
+        """Mean and deviation of every column that the devices with which the run began have told of."""
+        first = [entry.statistics for entry in self.entries if entry.since == 0]
+        if not first[0]:
+            return None
+        return {name: Moments.gathered([told[name] for told in first if told]).pooled() for name in first[0]}
 
     def admit(self, round: int, say: Callable[[str], None]) -> None:
         """Admit the pending devices from this round on: at the start by the experiment's clustering, later each to the

@@ -7,10 +7,10 @@ from fedcluster.data import sources
 from fedcluster.data.dataset import DataSpec
 from fedcluster.data.targets import PLURALS
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import WITH_DEVICES
+from fedcluster.experiment import WITH_DEVICES, Data
 from fedcluster.flower.device import PLAN
 from fedcluster.flower.executor import REMOTE_STATE, FlowerExecutor, NodeDirectory, NoExecutor, Say
-from fedcluster.flower.registry import MAX_DEVICES, RegistrySchedule
+from fedcluster.flower.registry import MAX_DEVICES, Registry, RegistrySchedule
 from fedcluster.models import tasks, zoo
 from fedcluster.models.tasks import Task
 from fedcluster.training.setup import Setup, assemble, build_trainer, check_output, with_targets
@@ -31,7 +31,9 @@ def prepare(schedule: RegistrySchedule, say: Say) -> Setup:
     """The setup without an executor. Samples and device state are with the devices."""
     registry = schedule.registry
     experiment = registry.experiment
-    dataset = None if experiment.data.name == WITH_DEVICES else sources.open_dataset(experiment.data.name, say)
+    dataset = None
+    if experiment.data.name != WITH_DEVICES:
+        dataset = sources.open_dataset(server_data(registry), say, tasks.target_of(experiment))
     spec = registry.spec
     task = tasks.build(experiment, spec.target if dataset is None else dataset.target)
     if dataset is not None:
@@ -48,6 +50,14 @@ def prepare(schedule: RegistrySchedule, say: Say) -> Setup:
     return replace(setup, initial_device_state=REMOTE_STATE if setup.initial_device_state else {}, devices=MAX_DEVICES)
 
 
+def server_data(registry: Registry) -> Data:
+    """The server's own data, standardised as the devices' are."""
+    data = registry.experiment.data
+    given = data.standardise if isinstance(data.standardise, dict) else {}
+    keys = {key: value for key, value in data if value is not None}
+    return Data(**keys | {"standardise": given | (registry.scales or {}) or False})
+
+
 def learned(spec: DataSpec, task: Task) -> DataSpec:
     """What the data of the devices are for this task: classes may be taken as numbers."""
     if spec.target == task.target:
@@ -62,7 +72,7 @@ def learned(spec: DataSpec, task: Task) -> DataSpec:
 
 def with_executor(setup: Setup, directory: NodeDirectory, max_bytes: int, serve_options: ServeOptions) -> Setup:
     """Let devices train. `max_bytes` bounds their replies."""
-    plan = plan_for(setup)
+    plan = plan_for(setup, directory.registry.scales)
     keeps_state = bool(setup.initial_device_state)
     executor = FlowerExecutor(directory, setup.algorithm, plan, max_bytes, keeps_state, serve_options.deadline)
     return replace(setup, executor=executor, min_updates=serve_options.min_updates)
@@ -78,7 +88,7 @@ def check_min_updates(schedule: RegistrySchedule, serve_options: ServeOptions) -
         )
 
 
-def plan_for(setup: Setup) -> str:
+def plan_for(setup: Setup, scales: dict[str, tuple[float, float]] | None) -> str:
     """What a device has to know to train as the simulator would, as JSON."""
     experiment, dataset, spec = setup.experiment, setup.dataset, setup.spec
     keys = experiment.to_dict()
@@ -94,5 +104,6 @@ def plan_for(setup: Setup) -> str:
         keys["transforms"],
         None if scale is None else scale.reshape(-1).tolist(),
         None if shift is None else shift.reshape(-1).tolist(),
+        scales,
     )
     return json.dumps(dict(zip(PLAN, values, strict=True)), sort_keys=True)

@@ -172,6 +172,11 @@ def build(experiment: Experiment, target: str) -> Task:
     return task
 
 
+def target_of(experiment: Experiment) -> str | None:
+    """The kind of targets that the experiment's task takes; None where it names no task."""
+    return None if experiment.task.name is None else build(experiment, "").target
+
+
 def is_task(thing: Any) -> bool:
     return isinstance(thing, type) and issubclass(thing, Task)
 

@@ -158,7 +158,7 @@ def assemble(
 def open_data(experiment: Experiment, display: Display) -> tuple[Dataset, Task]:
     """The data, with targets as the task takes them. What the data decide is said: the task, the partition and the
     model, where the experiment leaves them open or they need what the data do not have."""
-    dataset = sources.open_dataset(experiment.data.name, display.say)
+    dataset = sources.open_dataset(experiment.data, display.say, tasks.target_of(experiment))
     task = tasks.build(experiment, dataset.target)
     dataset = with_targets(dataset, task)
     if dataset.target == "number" and bool((dataset.y_train == dataset.y_train[:1]).all()):

@@ -18,6 +18,7 @@ from fedcluster.data import images as pictures
 from fedcluster.data import npz
 from fedcluster.data.sources import open_dataset
 from fedcluster.errors import BadData
+from fedcluster.experiment import Data
 from fedcluster.models.flat_model import FlatModel
 from tests.conftest import blobs
 
@@ -108,7 +109,7 @@ def test_csv_with_names_for_labels_and_a_device_column(tmp_path: Path) -> None:
     rows = "".join(f"{i},{i * 2},{'cat' if i % 2 else 'ant'},phone{i % 3}\n" for i in range(10))
     (tmp_path / "table.csv").write_text("a,b,label,device\n" + rows)
     said: list[str] = []
-    data = open_dataset(str(tmp_path / "table.csv"), said.append)
+    data = open_dataset(Data(name=str(tmp_path / "table.csv"), standardise=False), said.append)
     assert (data.shape, data.classes, len(data.y_train), len(data.y_test)) == ((2,), 2, 8, 2)
     assert data.device_train is not None
     assert set(data.device_train) <= {"phone0", "phone1", "phone2"}
@@ -216,13 +217,12 @@ def test_the_compiled_engine_refuses_labels_and_rows_that_do_not_exist() -> None
         ("a,label\n1,0\n2,1\n3,cat\n", "line 4: label is 'cat', but numbers elsewhere"),
         ("a,label\n1,0\n2,nan\n3,1\n", "line 3: label nan is not a class"),
         ("a,label,device\n1,0,x\n2,1,\n", "line 3: device is empty"),
-        ("a,label\n1700000000,0\n1700000000,1\n", r"line 2: a 1.7e\+09 is too large to train on: scale the column"),
         ("a,label\n1,0\n2,1000000000\n", "line 3: label 1000000000 is too large for a class"),
         ("a,label\n1,0\n2\n", "line 3: has 1 cells, but the first line names 2 columns"),
         ("a,a,label\n1,2,0\n", "names the column 'a' twice"),
         (b"a,label\n1,0\n2\xff,1,7\n", "line 3: is not UTF-8 text"),
         ("a,label\n", "has no rows"),
-        ("label\n0\n1\n", "no numeric column beside label"),
+        ("label\n0\n1\n", "no column beside label, so there are no features"),
     ],
 )
 def test_doubt_in_a_table_is_refused_by_column_and_line(text: str | bytes, said: str, tmp_path: Path) -> None:
@@ -236,7 +236,6 @@ def test_doubt_in_a_table_is_refused_by_column_and_line(text: str | bytes, said:
     [
         ([0.0, float("nan")], "row 2: label nan is not a class"),
         ([0, None], "row 2: label is empty"),
-        ([[0], [1]], "column label must be whole numbers or the names of classes, but is list"),
         ([{"a": 0}, {"a": 1}], "column label must be whole numbers or the names of classes, but is struct"),
         ([b"x", b"y"], "column label must be whole numbers or the names of classes, but is binary"),
     ],

@@ -304,14 +304,8 @@ def test_options_go_with_the_partition_that_is_replaced(tmp_path: Any) -> None:
     first = Experiment(fleet={"partition": "pathological", "classes": 3, "devices": 7})
     assert (first.fleet.samples, first.to_dict()["fleet"]["classes"]) == ("all", 3)
     second = first.override(fleet={"partition": "dirichlet", "alpha": 0.5})
-    assert second.to_dict()["fleet"] == {
-        "devices": 7,
-        "samples": 500,
-        "partition": "dirichlet",
-        "alpha": 0.5,
-        "balance": False,
-        "date": "2026-01-01",
-    }
+    found = second.to_dict()["fleet"]
+    assert (found["devices"], found["samples"], found["alpha"], "classes" in found) == (7, 500, 0.5, False)
     (tmp_path / "old.toml").write_text('[fleet]\npartition = "iid"\nrho_device = 0.5\nalpha = 0.3\n')  # of version 0.1
     assert "alpha" not in fedcluster.load(tmp_path / "old.toml").to_dict()["fleet"]
     (tmp_path / "major.toml").write_text("[fleet]\nrho_device = 0.9\n")

@@ -62,7 +62,7 @@ def test_the_same_as_parquet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ("device\na\nb\na\n", "line 4: device a is there twice"),
+        ("device\na\nb\na\n", "line 4: device a has two rows"),
         ('device,samples\na,1\n"",2\n', "line 3: the device has no name"),
         ("device,colour\na,red\n", "column 'colour' is not known"),
         ("timezone\nEurope/Berlin\nEurope/Bonn\n", "line 3: timezone 'Europe/Bonn' is not a time zone"),

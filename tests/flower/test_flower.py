@@ -322,7 +322,15 @@ DATA = {"shape": [5], "target": "class", "outputs": 3, "vocabulary": 0}
 
 def plan(**more: Any) -> str:
     keys = {"seed": 0, "data": DATA, "model": "logistic", "frozen": None, "task": {"name": "classification"}}
-    keys |= {"algorithm": {"name": "fedavg"}, "local": {}, "transforms": [], "scale": None, "shift": None}
+    keys |= {
+        "algorithm": {"name": "fedavg"},
+        "local": {},
+        "transforms": [],
+        "scale": None,
+        "shift": None,
+        "standardise": None,
+        "standardise": None,
+    }
     return json.dumps(keys | more)
 
 

@@ -5,8 +5,8 @@ For devices of weight p_k with features x_k (label shares, or sketches of their 
     J = sum_K ||s_K||^2 / q_K,      s_K = sum of u_k over the cluster
 
 is H_cluster, measured on the features. Equal-sized clusters with the least J are anticlusters: each is a small copy of
-the fleet. A good start is dealt out, then pairs of devices change places, and only where that lowers J. What a swap of
-a in A and b in B does to J needs nothing but the two clusters' sums:
+the fleet. A good start is dealt out, then pairs of devices are swapped where that lowers J. The effect of a swap of a
+in A and b in B follows from the two clusters' sums alone:
 
     s_A - u_a + u_b,  q_A - p_a + p_b;      s_B + u_a - u_b,  q_B + p_a - p_b
 """
@@ -20,7 +20,7 @@ from scipy.optimize import linear_sum_assignment
 from fedcluster.experiment import Clusters as Options
 from fedcluster.fleet.fleet import Fleet, Floats, Ints
 
-TRIES = 64  # pairs of devices that are looked at for a pair of clusters; the best of them changes places
+TRIES = 64  # pairs of devices that are tried for a pair of clusters; the best of them is swapped
 PATIENCE = 200  # steps without any gain after which the search ends
 TURNS = 40  # how often a device is looked at, about, before the search ends anyway
 NUMBERS = 2_000_000  # in memory for the candidates of one step

@@ -1,7 +1,7 @@
 """The clusters: which devices take their turn together.
 
-A clustering is a plain function `(fleet, rng, options) -> assignment`, the cluster of every device from 0; -1 for one
-that takes no part. Two columns say that a device sits in two clusters, one of which is drawn each round.
+A clustering is a function `(fleet, rng, options) -> assignment`: the cluster of every device, numbered from 0, or -1
+for a device that takes no part. With two columns a device is in two clusters, one of which is drawn each round.
 """
 
 import csv
@@ -25,8 +25,8 @@ from fedcluster.fleet.fleet import Fleet, Floats, Ints
 from fedcluster.inputs import located, read_bytes
 from fedcluster.rng import stream
 
-UNEQUAL = 0.1  # relative difference between q_K and 1/M that is worth a word
-UNSAID = -2  # of a device that a cluster file has not named yet
+UNEQUAL = 0.1  # relative difference between q_K and 1/M that is reported
+UNASSIGNED = -2  # a device that a cluster file has not named yet
 Clustering = Callable[[Fleet, Generator, Options], NDArray[Any]]
 
 
@@ -70,8 +70,8 @@ class Clusters:
         return np.bincount(self.assignment + 1, weights=fleet.weights, minlength=self.count + 1)[1:]
 
     def inequality(self, fleet: Fleet, counted: str = "samples") -> str | None:
-        """What follows where the q_K differ from 1/M by more than a tenth of it, in one sentence. `counted` names what
-        the fleet's weights count. A device that sits in two clusters counts half in each."""
+        """One sentence on unequal clusters, where a q_K differs from 1/M by more than a tenth of it. `counted` names
+        what the fleet's weights count. A device in two clusters counts half in each."""
         share = self.weights(fleet)
         if self.second is not None:
             share = (share + Clusters(self.second, self.count).weights(fleet)) / 2
@@ -91,7 +91,7 @@ def build(options: Options, fleet: Fleet, seed: int, features: Floats | None = N
     row each; left out, by their label shares. Only "redrawn" ones depend on the round."""
     if options.count is not None and options.count > len(fleet):
         raise BadExperiment(
-            f"clusters.count = {options.count} is more than the fleet's {len(fleet)} devices: take fewer clusters"
+            f"clusters.count = {options.count} is more than the fleet's {len(fleet)} devices: use fewer clusters"
         )
     clustering: Clustering
     match options.method:
@@ -135,29 +135,29 @@ def build(options: Options, fleet: Fleet, seed: int, features: Floats | None = N
             f"cluster {sizes.argmin()} of {count} is empty: give it a device, renumber the clusters, "
             "or lower clusters.count"
         )
-    return of(given, count)
+    return from_assignment(given, count)
 
 
-def of(given: Ints, count: int | None = None) -> Clusters:
-    """What a clustering gave, one column or two, as clusters."""
+def from_assignment(given: Ints, count: int | None = None) -> Clusters:
+    """Clusters from an assignment of one column or two."""
     columns = given.astype(np.int32)
     first, second = (columns, None) if given.ndim == 1 else (columns[:, 0].copy(), columns[:, 1].copy())
     return Clusters(first, int(first.max()) + 1 if count is None else count, second)
 
 
 def random(fleet: Fleet, rng: Generator, options: Options) -> Ints:
-    """Chance, in equal parts."""
-    return rng.permutation(np.arange(len(fleet)) % number(options))
+    """Random clusters of equal size."""
+    return rng.permutation(np.arange(len(fleet)) % cluster_count(options))
 
 
 def major_class(fleet: Fleet, rng: Generator, options: Options) -> Ints:
-    """Equal parts in which a share rho_cluster of cluster K's devices have class K as their major class.
+    """Clusters of equal size in which a share rho_cluster of cluster K's devices have class K as their major class.
 
-    Cluster K takes that many devices of its class at random. The others fill the rest at random; where one
-    lands in a cluster of its own class, it changes places with one for which both then fit. Such a partner
-    exists exactly as long as the shares asked for are possible.
+    Cluster K gets that many devices of its class at random. The other devices fill the remaining places at random; one
+    that lands in a cluster of its own class is swapped with a device such that both fit. Such a partner exists exactly
+    as long as the requested shares are possible.
     """
-    count = number(options)
+    count = cluster_count(options)
     slots = np.arange(len(fleet)) % count
     classes = int(fleet.major_class.max()) + 1
     own_class = np.arange(count) % classes  # the class of each cluster
@@ -179,7 +179,7 @@ def major_class(fleet: Fleet, rng: Generator, options: Options) -> Ints:
     major = fleet.major_class[rest]
     for i in np.flatnonzero(own_class[places] == major):
         if own_class[places[i]] != major[i]:
-            continue  # an earlier exchange has moved it already
+            continue  # an earlier swap has moved it already
         j = partner(rng, int(i), places, major, own_class)
         if j is None:
             raise BadExperiment(
@@ -192,7 +192,7 @@ def major_class(fleet: Fleet, rng: Generator, options: Options) -> Ints:
 
 
 def partner(rng: Generator, i: int, places: Ints, major: Ints, own_class: Ints) -> int | None:
-    """A device to change places with, so that neither is in a cluster of its own class: tries, then a search."""
+    """A device to swap with, so that neither is in a cluster of its own class: random tries, then a search."""
     for j in rng.integers(len(places), size=64):
         if own_class[places[j]] != major[i] and own_class[places[i]] != major[j]:
             return int(j)
@@ -201,10 +201,10 @@ def partner(rng: Generator, i: int, places: Ints, major: Ints, own_class: Ints) 
 
 
 def timezone(fleet: Fleet, rng: Generator, options: Options) -> Ints:
-    """Equal parts that are contiguous in the UTC offset, in the order in which night comes to them.
+    """Clusters of equal size that are contiguous in the UTC offset, in the order in which night comes to them.
 
-    Midnight comes to offset o at -o UTC, on a circle of 24 hours; it is cut at its widest gap. Devices of one offset
-    that fall into two parts are drawn.
+    Midnight comes to offset o at -o UTC, on a circle of 24 hours, which is cut at its widest gap. Devices of an offset
+    that is divided between two clusters are assigned at random.
     """
     midnight = np.mod(-utc_offset(fleet), 24)
     there = np.unique(midnight)
@@ -212,12 +212,12 @@ def timezone(fleet: Fleet, rng: Generator, options: Options) -> Ints:
     since_gap = np.mod(midnight - there[(int(gaps.argmax()) + 1) % len(there)], 24)
     assignment = np.empty(len(fleet), np.int64)
     order = np.lexsort((rng.random(len(fleet)), since_gap))
-    assignment[order] = np.arange(len(fleet)) * number(options) // len(fleet)
+    assignment[order] = np.arange(len(fleet)) * cluster_count(options) // len(fleet)
     return assignment
 
 
 def utc_offset(fleet: Fleet) -> Floats:
-    """Hours ahead of UTC: of the zone, else as told, else of the sun (15 degrees of longitude are an hour)."""
+    """Hours ahead of UTC: by time zone, else by utc_offset, else by longitude (15 degrees are an hour)."""
     known = fleet.known
     ahead = np.full(len(fleet), np.nan) if known.utc_offset is None else known.utc_offset
     if known.longitude is not None:
@@ -227,32 +227,32 @@ def utc_offset(fleet: Fleet) -> Floats:
         name = fleet.names[nowhere[0]] if fleet.names is not None else nowhere[0]
         raise BadData(
             f'clusters.method = "timezone": of device {name} neither timezone, utc_offset nor longitude is known; '
-            "give them in fleet.path, or take fleet.world"
+            "give one of them in fleet.path, or use fleet.world"
         )
     return ahead
 
 
 def availability(fleet: Fleet, rng: Generator, options: Options) -> Ints:
-    """A slot of the day for every device, in which it is free long enough; with `soft`, two. Devices that are never
-    free get none; slots in which nobody is free are left out."""
-    return without_gaps(slotted(fleet, rng, options), options.soft)
+    """Clusters by a slot of the day in which a device is free long enough; with `soft`, by two. Devices that are never
+    free are in no cluster; slots without devices are left out."""
+    return number_slots(find_slots(fleet, rng, options), options.soft)
 
 
-def slotted(fleet: Fleet, rng: Generator, options: Options) -> Timetable:
+def find_slots(fleet: Fleet, rng: Generator, options: Options) -> Timetable:
     trace = fleet.known.availability
     if trace is None:
         raise BadData(
             'clusters.method = "availability" needs to know when devices are free: give fleet.availability, a trace, '
-            "or take fleet.world"
+            "or use fleet.world"
         )
-    found = timetable(trace, number(options), options.free_seconds, rng)
+    found = timetable(trace, cluster_count(options), options.free_seconds, rng)
     if found.slot.max() < 0:
         raise BadData(f"no device is ever free for {options.free_seconds:g} s: lower clusters.free_seconds")
     return found
 
 
-def without_gaps(found: Timetable, soft: bool) -> Ints:
-    """Slots as clusters, numbered without those that have no device."""
+def number_slots(found: Timetable, soft: bool) -> Ints:
+    """The assignment to slots, numbered without those that have no device."""
     used = found.used()
     place = np.full(found.share.shape[1] + 1, -1)  # the last, at -1, stays so
     place[used] = np.arange(len(used))
@@ -261,11 +261,11 @@ def without_gaps(found: Timetable, soft: bool) -> Ints:
 
 
 def file(fleet: Fleet, rng: Generator, options: Options) -> Ints:
-    """Columns device,cluster of a CSV file: every device once, clusters numbered from 0 or from 1, `none` for a device
-    that takes no part. With a column second, a device sits in two clusters."""
+    """The assignment in a CSV file with the columns device,cluster: every device once, clusters numbered from 0 or
+    from 1, `none` for a device that takes no part. With a column second, a device is in two clusters."""
     path = located(str(options.path), "clusters.path")
     index = {str(name): k for k, name in enumerate(fleet.names if fleet.names is not None else range(len(fleet)))}
-    clusters = np.full((len(fleet), 2), UNSAID)
+    clusters = np.full((len(fleet), 2), UNASSIGNED)
     try:
         with StringIO(read_bytes(path, "clusters.path").decode("utf-8-sig"), newline="") as lines:
             rows = csv.DictReader(lines)
@@ -276,7 +276,7 @@ def file(fleet: Fleet, rng: Generator, options: Options) -> Ints:
                 device = (row["device"] or "").strip()
                 if device not in index:
                     raise BadData(f"{where}: the fleet has no device {device!r}")
-                if clusters[index[device], 0] != UNSAID:
+                if clusters[index[device], 0] != UNASSIGNED:
                     raise BadData(f"{where}: device {device} has a cluster already")
                 for column, name in enumerate(("cluster", "second" if "second" in row else "cluster")):
                     cluster = (row[name] or "").strip()
@@ -289,18 +289,18 @@ def file(fleet: Fleet, rng: Generator, options: Options) -> Ints:
                     clusters[index[device], column] = -1 if cluster == "none" else int(cluster)
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadData(f"clusters.path: cannot read {path} ({error})") from None
-    unsaid = np.flatnonzero(clusters[:, 0] == UNSAID)
-    if len(unsaid):
-        missing = next(name for name, k in index.items() if k == unsaid[0])
+    missing_rows = np.flatnonzero(clusters[:, 0] == UNASSIGNED)
+    if len(missing_rows):
+        missing = next(name for name, k in index.items() if k == missing_rows[0])
         raise BadData(f"{path}: device {missing} has no cluster; every device needs one row")
-    said = clusters[clusters >= 0]
-    if not len(said):
+    assigned = clusters[clusters >= 0]
+    if not len(assigned):
         raise BadData(f"{path}: no device has a cluster")
-    if said.min() == 1 and said.max() != (options.count or 0) - 1:
+    if assigned.min() == 1 and assigned.max() != (options.count or 0) - 1:
         clusters[clusters >= 0] -= 1
     return clusters if (clusters[:, 0] != clusters[:, 1]).any() else clusters[:, 0]
 
 
-def number(options: Options) -> int:
+def cluster_count(options: Options) -> int:
     assert options.count is not None  # the experiment fills it in
     return options.count

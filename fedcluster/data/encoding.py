@@ -1,0 +1,227 @@
+"""Feature columns as inputs of a model: numbers standardised, categories encoded, by statistics of the training part.
+
+    number    (x - mean) / deviation
+    category  one input a level, 1 where it applies ("one-hot"), or the level's number ("codes")
+
+A category that the training part does not have is "other": all inputs 0, or the number after the last level's.
+
+The statistics are those that a federation can have. A device tells of a column its count n_k, mean m_k and sum of
+squared deviations s_k, and of a category its levels, and
+
+    N = sum n_k        mean = sum n_k m_k / N        deviation^2 = sum (s_k + n_k (m_k - mean)^2) / N
+
+Sums are rounded once (fsum), so that neither the order of the devices nor who adds up changes a bit.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcluster.data.tables import Table
+from fedcluster.errors import BadData
+from fedcluster.experiment import Data
+from fedcluster.inputs import check_size
+
+MOST_LEVELS = 1000  # of a category, unless it is listed in data.categories
+MOST_INPUTS = 100_000  # of a sample
+LARGEST = 1e6  # of a feature that is not standardised: steps of any usual size diverge beyond
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers, standardised."""
+
+    name: str
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of texts or whole numbers, which stand for themselves only."""
+
+    name: str
+    levels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What each device tells of a column of numbers: arrays over devices."""
+
+    count: NDArray[Any]
+    mean: NDArray[Any]
+    squares: NDArray[Any]  # of deviations from the device's own mean
+
+    @classmethod
+    def of(cls, values: Floats, owner: NDArray[Any] | None = None) -> "Moments":
+        """The moments of a column, by the device that owns each row; left out, of all rows as one device's."""
+        owner = np.zeros(len(values), np.int64) if owner is None else owner
+        count = np.bincount(owner).astype(np.float64)
+        mean = np.bincount(owner, values) / np.maximum(count, 1)
+        return cls(count, mean, np.bincount(owner, (values - mean[owner]) ** 2))
+
+    @classmethod
+    def gathered(cls, told: Sequence[Sequence[float]]) -> "Moments":
+        """The moments of several devices from what each has told."""
+        count, mean, squares = np.array(told, np.float64).T
+        return cls(count, mean, squares)
+
+    def told(self) -> tuple[float, float, float]:
+        """Count, mean and sum of squared deviations of one device."""
+        return float(self.count[0]), float(self.mean[0]), float(self.squares[0])
+
+    def pooled(self) -> tuple[float, float]:
+        """Mean and deviation over all rows of all devices. A constant column is left with a deviation of 1."""
+        rows = math.fsum(self.count)
+        mean = math.fsum(self.count * self.mean) / rows
+        squares = math.fsum(self.squares + self.count * (self.mean - mean) ** 2)
+        deviation = math.sqrt(squares / rows)
+        return mean, deviation if deviation > 1e-12 * max(1.0, abs(mean)) else 1.0
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How the feature columns of a table become rows of inputs."""
+
+    columns: tuple[Number | Category, ...]
+    categories: Literal["one-hot", "codes"]
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of codes where all features are coded categories, which then are token ids; else 0."""
+        if self.categories != "codes" or not all(isinstance(column, Category) for column in self.columns):
+            return 0
+        return 1 + max(len(column.levels) for column in self.columns if isinstance(column, Category))
+
+    def encode(self, table: Table) -> tuple[NDArray[Any], dict[str, int]]:
+        """Inputs [rows, inputs], and how many rows have a category that is "other", by column."""
+        check_size(table.path, 8 * len(table) * self.inputs())  # the parts, and all of them together
+        parts, others = [], {}
+        for column in self.columns:
+            if isinstance(column, Number):
+                values = table.numbers(column.name)
+                parts.append(((values - column.mean) / column.deviation).astype(np.float32)[:, None])
+                large = np.flatnonzero(np.abs(parts[-1]) > LARGEST)
+                if len(large):
+                    row = int(large[0])
+                    table.refuse(
+                        row,
+                        f"{column.name} {values[row]:g} is too large to train on: scale the column, by "
+                        f"data.standardise = {{{column.name} = [mean, deviation]}} for one",
+                    )
+                continue
+            codes = level_codes(table, column)
+            unknown = int((codes == len(column.levels)).sum())
+            if unknown:
+                others[column.name] = unknown
+            if self.categories == "codes":
+                parts.append(codes[:, None].astype(np.int64 if self.vocabulary else np.float32))
+            else:
+                known = np.flatnonzero(codes < len(column.levels))
+                hot = np.zeros((len(table), len(column.levels)), np.float32)
+                hot[known, codes[known]] = 1
+                parts.append(hot)
+        return np.concatenate(parts, axis=1), others
+
+    def inputs(self) -> int:
+        return sum(
+            len(column.levels) if isinstance(column, Category) and self.categories == "one-hot" else 1
+            for column in self.columns
+        )
+
+    def describe(self) -> str:
+        """The columns and what each was taken for, for a line of the log."""
+        scaled = [c for c in self.columns if isinstance(c, Number) and (c.mean, c.deviation) != (0.0, 1.0)]
+        plain = [c for c in self.columns if isinstance(c, Number) and c not in scaled]
+        coded = [f"{c.name} ({len(c.levels)})" for c in self.columns if isinstance(c, Category)]
+        said = [f"numbers, standardised: {some(c.name for c in scaled)}"] if scaled else []
+        said += [f"numbers, as they are: {some(c.name for c in plain)}"] if plain else []
+        said += [f"categories, {self.categories}: {some(coded)}"] if coded else []
+        return "; ".join(said)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for a message."""
+        return {"categories": self.categories, "columns": [asdict(column) for column in self.columns]}
+
+    @classmethod
+    def from_dict(cls, given: Any) -> "Encoding":
+        """The reverse of `to_dict`; ValueError for what is none."""
+        try:
+            columns = tuple(column_of(each) for each in given["columns"])
+            if given["categories"] not in ("one-hot", "codes") or not columns or len(columns) > MOST_INPUTS:
+                raise ValueError("an encoding that is none")
+            return cls(columns, given["categories"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"an encoding that is none ({error})") from None
+
+
+def column_of(given: dict[str, Any]) -> Number | Category:
+    if "levels" in given:
+        levels = tuple(given["levels"])
+        if not all(isinstance(level, str) for level in (given["name"], *levels)) or len(levels) > MOST_INPUTS:
+            raise ValueError("levels that are no texts")
+        return Category(given["name"], levels)
+    mean, deviation = float(given["mean"]), float(given["deviation"])
+    if not (math.isfinite(mean) and math.isfinite(deviation) and deviation > 0 and isinstance(given["name"], str)):
+        raise ValueError("a scale that is none")
+    return Number(given["name"], mean, deviation)
+
+
+def level_texts(table: Table, name: str) -> tuple[NDArray[np.int64], list[str]]:
+    """A category's column as (codes, texts). Whole numbers are written as such."""
+    table.refuse_empty(name)
+    return table.words(name)
+
+
+def levels_of(table: Table, name: str) -> tuple[str, ...]:
+    """The levels of a category: numbers in the order of numbers, texts in that of texts."""
+    texts = level_texts(table, name)[1]
+    whole = all(text.lstrip("+-").isdecimal() and text.isascii() for text in texts)
+    return tuple(sorted(texts, key=int) if whole else sorted(texts))
+
+
+def level_codes(table: Table, column: Category) -> NDArray[np.int64]:
+    """The level of every row; that of an unknown one comes after the last."""
+    codes, texts = level_texts(table, column.name)
+    place = {level: number for number, level in enumerate(column.levels)}
+    return np.array([place.get(text, len(place)) for text in texts], np.int64)[codes]
+
+
+def some(names: Any, most: int = 8) -> str:
+    """The first names of many."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def build(
+    table: Table,
+    names: Sequence[str],
+    kinds: Sequence[Literal["number", "category"]],
+    data: Data,
+    owner: NDArray[Any] | None = None,
+) -> Encoding:
+    """The encoding of these columns by the statistics of the training part, or by those that `[data]` gives."""
+    columns: list[Number | Category] = []
+    levels, standardise = data.categories if isinstance(data.categories, dict) else {}, data.standardise
+    for name, kind in zip(names, kinds, strict=True):
+        if kind == "category":
+            columns.append(Category(name, levels.get(name) or levels_of(table, name)))
+        elif isinstance(standardise, dict) and name in standardise:
+            columns.append(Number(name, *standardise[name]))
+        elif standardise is False:
+            columns.append(Number(name, 0.0, 1.0))
+        else:
+            columns.append(Number(name, *Moments.of(table.numbers(name), owner).pooled()))
+    encoding = Encoding(tuple(columns), data.encoding or "one-hot")
+    if encoding.inputs() > MOST_INPUTS:
+        raise BadData(
+            f"{table.path}: the features have {encoding.inputs():,} inputs, at most {MOST_INPUTS:,} are possible: use "
+            'data.encoding = "codes", or fewer columns'
+        )
+    return encoding

@@ -1,0 +1,119 @@
+"""Text as tokens: characters, bytes, or a Hugging Face tokenizer from disk; windows of it to predict the next token in.
+
+Token 0 is padding; of characters it also stands for those that the training part does not have.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcluster.data.targets import IGNORED
+from fedcluster.errors import BadData, BadExperiment
+from fedcluster.inputs import check_size, located, read_bytes
+
+LENGTH = 80  # tokens in a window, as in LEAF's Shakespeare
+MOST_TOKENIZER = 256 * 2**20  # bytes of its file
+Tokens = NDArray[np.int64]
+
+
+class Tokenizer(Protocol):
+    """A text's tokens, from 0 to `size` - 1."""
+
+    size: int
+
+    def encode(self, text: str) -> Tokens: ...
+
+
+class Characters:
+    """Every character is a token, numbered from 1 in the order of Unicode."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.alphabet = sorted(set().union(*texts))
+        self.codes = np.array([ord(character) for character in self.alphabet], np.uint32)
+        self.size = 1 + len(self.alphabet)
+
+    def encode(self, text: str) -> Tokens:
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        if not len(self.codes):
+            return np.zeros(len(codes), np.int64)
+        place = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
+        return np.where(self.codes[place] == codes, place + 1, 0)
+
+
+class Bytes:
+    """Every byte of the UTF-8 text is a token."""
+
+    size = 256
+
+    def encode(self, text: str) -> Tokens:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+
+
+class FromDisk:
+    """A Hugging Face tokenizer: its tokenizer.json, or the folder that it is in."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from tokenizers import Tokenizer as HuggingFace
+        except ImportError:
+            raise BadExperiment(
+                f"data.tokenizer = {str(path)!r} needs the library tokenizers: pip install tokenizers"
+            ) from None
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if not file.exists():
+            raise BadData(f'data.tokenizer: there is no file {file}; use "characters", "bytes" or a tokenizer.json')
+        content = read_bytes(file, "data.tokenizer", MOST_TOKENIZER)
+        try:
+            json.loads(content)
+            self.tokenizer = HuggingFace.from_str(content.decode())
+            self.tokenizer.no_padding()
+            self.tokenizer.no_truncation()
+        except Exception as error:  # whatever the file holds
+            raise BadData(f"data.tokenizer: {file} is not a tokenizer ({str(error)[:120]})") from None
+        self.size = int(self.tokenizer.get_vocab_size())
+
+    def encode(self, text: str) -> Tokens:
+        return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
+
+
+def tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer that `data.tokenizer` names; characters are those of the training texts."""
+    if name == "characters":
+        return Characters(texts)
+    return Bytes() if name == "bytes" else FromDisk(located(name, "data.tokenizer"))
+
+
+def padded(texts: Sequence[str], tokenize: Tokenizer, length: int, source: Any) -> NDArray[np.int64]:
+    """A row of `length` tokens for every text, cut or padded with 0 at its end."""
+    check_size(source, 8 * length * len(texts))
+    rows = np.zeros((len(texts), length), np.int64)
+    for row, text in zip(rows, texts, strict=True):
+        tokens = tokenize.encode(text)[:length]
+        row[: len(tokens)] = tokens
+    return rows
+
+
+def windows(
+    streams: Sequence[str], tokenize: Tokenizer, length: int, source: Any
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Inputs and next tokens [windows, length], and the stream that each window is of.
+
+    A stream of tokens t_0 ... t_L is cut into windows that do not overlap, so that every token but the first is
+    predicted once. The last window of a stream is padded; padding is not predicted.
+    """
+    tokens = [tokenize.encode(text) for text in streams]
+    counts = np.array([-(-max(len(stream) - 1, 0) // length) for stream in tokens], np.int64)
+    check_size(source, 16 * length * int(counts.sum()))
+    inputs = np.zeros((int(counts.sum()), length), np.int64)
+    targets = np.full_like(inputs, IGNORED)
+    start = 0
+    for stream, count in zip(tokens, counts.tolist(), strict=True):
+        predicted = len(stream) - 1
+        inputs[start : start + count].reshape(-1)[: max(predicted, 0)] = stream[:-1]
+        targets[start : start + count].reshape(-1)[: max(predicted, 0)] = stream[1:]
+        start += count
+    return inputs, targets, np.repeat(np.arange(len(streams)), counts)
