@@ -8,7 +8,7 @@ The partitions that an experiment can name are in `fedcluster.data.partitions`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -117,8 +117,8 @@ def most_frequent(owner: Ints, y: Ints, devices: int, classes: int) -> Ints:
 
 
 def one_device(rows: Ints, dataset: Dataset) -> Partition:
-    """One device that holds these rows of the training set."""
-    return of_rows([rows], dataset)
+    """One device that holds these rows of the training set, whatever its number in the fleet that it is of."""
+    return replace(of_rows([rows], dataset), sample_indices=lambda k: rows)
 
 
 def from_rows(given: Sequence[Any], dataset: Dataset, devices: int) -> Partition:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fedcluster
 from fedcluster import Dataset, Experiment
-from fedcluster.data.partition import Partition
+from fedcluster.data.partition import Partition, one_device
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Fleet, Section
 from fedcluster.fleet import fleet as fleets
@@ -277,6 +277,11 @@ def test_spawned_workers_see_the_features_of_the_device(monkeypatch: pytest.Monk
 def test_what_cannot_be_partitioned_is_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(BadExperiment, match=said):
         partition(labelled(), **{"devices": 10} | keys)
+
+
+def test_the_one_device_of_a_federation_keeps_its_number() -> None:
+    rows = np.array([3, 1, 4])
+    assert one_device(rows, labelled()).sample_indices(7).tolist() == [3, 1, 4]
 
 
 def test_a_region_must_be_known() -> None:

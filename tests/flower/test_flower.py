@@ -329,7 +329,6 @@ def plan(**more: Any) -> str:
         "scale": None,
         "shift": None,
         "standardise": None,
-        "standardise": None,
     }
     return json.dumps(keys | more)
 
