@@ -1,6 +1,7 @@
 """A metric of one's own: a function of the model's outputs and the targets that returns a sum and a count.
 
-metrics.jsonl, the progress line, the plot and the tables then have `test_confidence`.
+metrics.jsonl, the progress line, the plot and the tables then have `test_confidence`. A metric that is no ratio of two
+sums is a class with `statistics(outputs, targets)`, a tensor of sums, and `value(sums)`.
 """
 
 import fedcluster

@@ -1,14 +1,14 @@
-"""A model of one's own: a function (shape of a sample, number of classes) -> torch module."""
+"""A model of one's own: a function (shape of a sample, number of outputs) -> torch module."""
 
 from torch import nn
 
 import fedcluster
 
 
-def small_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+def small_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
     channels, height, width = shape
     return nn.Sequential(
-        nn.Conv2d(channels, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * height * width, classes)
+        nn.Conv2d(channels, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * height * width, outputs)
     )
 
 

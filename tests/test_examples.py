@@ -24,7 +24,7 @@ EXAMPLES = [path for path in ALL if path != COMMAND]
 def test_example(path: Path) -> None:
     experiment = runpy.run_path(str(path))["experiment"]
     result = run(experiment, display=Display())
-    assert result.history[-1]["test_accuracy"] > 0.5
+    assert result.history[-1].get("test_accuracy", 1) > 0.5  # not every task has it
     assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
 
 

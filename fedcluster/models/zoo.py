@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedcluster.data.dataset import DataSpec
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import import_object
+from fedcluster.models import pretrained
 from fedcluster.models.layers import Crop, InputConv2d, Normalise, PoolSame
 from fedcluster.rng import torch_seed
 
@@ -142,6 +143,8 @@ def build(name: Any, spec: DataSpec, seed: int) -> nn.Module:
     name = default_name(spec) if name is None else name
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "init"))
+        if pretrained.is_pretrained(name):
+            return pretrained.load(name, spec)
         if name == "lstm":
             if not spec.vocabulary:
                 raise BadExperiment(f'model.name = "lstm" needs token ids, but a sample is {list(spec.shape)} numbers')

@@ -9,11 +9,12 @@ from typing import Any
 from torch import nn
 
 from fedcluster.experiment import import_object
+from fedcluster.models.pretrained import is_pretrained
 
 
 def is_own(thing: Any) -> bool:
     """Whether the value of a key is a user's own code, not one of fedcluster's names."""
-    return not isinstance(thing, str) or ":" in thing
+    return not isinstance(thing, str) or (":" in thing and not is_pretrained(thing))
 
 
 def digest(thing: Any) -> str:

@@ -1,5 +1,6 @@
 """Tasks: what is inferred from targets, losses, metrics against scikit-learn, and what is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -303,3 +304,23 @@ def test_the_model_follows_from_the_samples() -> None:
         assert any(f"so the model is {name.lower()}" in said for said in display.said)
     with pytest.raises(BadExperiment, match=r'model.name = "mlp" takes numbers, but samples are token ids: use lstm'):
         fedcluster.run(experiment(tokens(), model={"name": "mlp"}), display=Display())
+
+
+@pytest.mark.parametrize(
+    ("data", "keys"),
+    [
+        (lambda: dataset(X, NUMBERS), {"task": {"loss": "huber"}}),
+        (tokens, {"model": {"name": Small}, "local": {"steps": 4, "batch": 5, "lr": 0.5}}),
+    ],
+    ids=["regression", "next_token"],
+)
+def test_workers_and_resuming_change_nothing(data: Any, keys: dict[str, Any], tmp_path: Path) -> None:
+    def model(name: str, rounds: int = 3, workers: int = 1, resume: bool = False) -> bytes:
+        described = experiment(data(), **keys | {"rounds": rounds})
+        fedcluster.run(described, tmp_path / name, resume=resume, workers=workers, display=Display())
+        return (tmp_path / name / "model.safetensors").read_bytes()
+
+    whole = model("whole")
+    assert model("two workers", workers=2) == whole
+    assert model("longer", rounds=1) != whole
+    assert model("longer", rounds=3, resume=True) == whole
