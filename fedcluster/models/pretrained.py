@@ -34,7 +34,7 @@ def load(name: str, spec: DataSpec) -> nn.Module:
         raise BadExperiment(f'model.name = "{name}" takes token ids, but a sample is {list(spec.shape)} numbers')
     labels = {} if spec.target == "token" else {"num_labels": spec.outputs}
     options = labels | {"trust_remote_code": False, "local_files_only": True}
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
     try:
         module: Any = getattr(transformers, HEADS[spec.target]).from_pretrained(
             str(Path(place).expanduser()), use_safetensors=True, dtype=torch.float32, **options
