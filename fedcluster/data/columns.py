@@ -66,14 +66,14 @@ def arrays(
     train = tables["train"]
     found |= {f"y_{split}": whole_table[table.rows] for split, table in tables.items() if table.rows is not None}
     owner = None if roles.device is None else devices(train, roles.device)
-    if roles.device is not None and roles.device in tables.get("test", ()):
-        say_left_out(devices(tables["test"], roles.device), owner, train.path, say)
+    tested = devices(tables["test"], roles.device) if roles.device and roles.device in tables.get("test", ()) else None
+    if tested is not None:
+        say_left_out(tested, owner, train.path, say)
     if whole_fleet:
         check_variety(train, roles.targets, found["y_train"])
     inputs, said = features_of(tables, roles, data, owner, say)
     found |= inputs
-    if owner is not None:
-        found["device_train"] = owner
+    found |= {name: of for name, of in (("device_train", owner), ("device_test", tested)) if of is not None}
     kind = f"{found['outputs']} classes" if found["target"] == "class" else targets.PLURALS[found["target"]]
     whose = "" if roles.device is None else f"; device: {roles.device}"
     say(f"{train.path}: {said}; target: {encoding.some(roles.targets)} ({kind}){whose}")
@@ -317,8 +317,9 @@ def next_tokens(tables: dict[str, Table], roles: Roles, data: Data, say: Say) ->
         if not len(x):
             raise BadData(f"{train.path}: the {split} part has no text of two tokens or more")
         found |= {f"x_{split}": x, f"y_{split}": y}
+        if roles.device is not None and roles.device in tables.get(split, train):
+            found[f"device_{split}"] = np.array(list(texts))[stream]
         if split == "train" and roles.device is not None:
-            found["device_train"] = np.array(list(texts))[stream]
             short = np.setdiff1d(np.arange(len(texts)), stream)
             if len(short):
                 names = encoding.some((str(list(texts)[k]) for k in short), 3)

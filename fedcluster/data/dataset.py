@@ -53,7 +53,8 @@ class Dataset:
     inferred. `outputs` is the number of classes, numbers, labels or tokens; give it where the data do not have all of
     them. `classes` is the same for class targets, else 0.
 
-    `device_train` names, for `partition = "natural"`, the device of each training row.
+    `device_train` names, for `partition = "natural"`, the device of each training row. `device_test` names that of each
+    test row, where it is known: the model is then scored by device.
     """
 
     x_train: Any
@@ -66,6 +67,7 @@ class Dataset:
     target: str = ""
     outputs: int = 0
     vocabulary: int = 0
+    device_test: NDArray[Any] | None = None
     scale: Tensor | None = field(default=None, init=False)
     shift: Tensor | None = field(default=None, init=False)
 
@@ -88,8 +90,10 @@ class Dataset:
                     "they must be alike"
                 )
         self.count_outputs(outputs)
-        if self.device_train is not None and np.shape(self.device_train) != (len(self.x_train),):
-            raise BadData(f"{self.name}: device_train must name one device for each of the {len(self.x_train)} rows")
+        for split in ("train", "test"):
+            devices, rows = getattr(self, f"device_{split}"), len(getattr(self, f"x_{split}"))
+            if devices is not None and np.shape(devices) != (rows,):
+                raise BadData(f"{self.name}: device_{split} must name one device for each of the {rows} rows")
         if self.x_train.dtype == torch.uint8:
             mean, std = moments(self.x_train)
             put(self, "scale", 1 / (255 * std))
@@ -171,8 +175,8 @@ class Dataset:
             total.update(tensor.numpy().data)
         for tensor in (self.scale, self.shift):
             total.update(b"" if tensor is None else tensor.numpy().tobytes())
-        if self.device_train is not None:
-            total.update("\n".join(map(str, self.device_train)).encode())
+        for devices in (self.device_train, self.device_test):
+            total.update(b"" if devices is None else "\n".join(map(str, devices)).encode())
         return total.hexdigest()
 
 

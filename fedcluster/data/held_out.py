@@ -1,4 +1,5 @@
-"""Held-out samples: a share of each device's samples that it does not train on, to score the model on that device."""
+"""Held-out samples, to score the model on each device: the test rows that the data give to a device, else a share of
+the device's samples, which it does not train on."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -9,8 +10,25 @@ from torch import Tensor
 
 from fedcluster.data.dataset import Dataset
 from fedcluster.data.partition import HeldOut, Ints, Partition
-from fedcluster.errors import BadExperiment
+from fedcluster.errors import BadData, BadExperiment
 from fedcluster.rng import stream
+
+
+def test_rows(partition: Partition, dataset: Dataset) -> Partition:
+    """A natural partition with the test rows of each of its devices. Rows of other devices are left out."""
+    assert partition.names is not None
+    assert dataset.device_test is not None
+    number = {name: k for k, name in enumerate(partition.names)}
+    owner = np.array([number.get(str(name), -1) for name in dataset.device_test])
+    if (owner < 0).all():
+        raise BadData(f"{dataset.name}: no test row is of a device that has training rows: compare their names")
+    order, ends = np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner + 1, minlength=len(partition) + 1))
+
+    def samples(k: int) -> tuple[Tensor, Tensor]:
+        rows = torch.from_numpy(order[ends[k] : ends[k + 1]])
+        return dataset.x_test[rows], dataset.y_test[rows]
+
+    return replace(partition, held_out=HeldOut(np.diff(ends), samples))
 
 
 def hold_out(partition: Partition, share: float, dataset: Dataset, seed: int) -> Partition:

@@ -12,7 +12,7 @@ from fedcluster.errors import BadData
 from fedcluster.inputs import check_size
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
-OPTIONAL = ("device_train", "target", "outputs", "vocabulary", "said")
+OPTIONAL = ("device_train", "device_test", "target", "outputs", "vocabulary", "said")
 EXPANSION = 100  # times the size of the file, beyond
 UNSUSPICIOUS = 2**30  # bytes
 

@@ -87,7 +87,18 @@ def arrays_of(parts: dict[str, Any]) -> Arrays:
     """Torch datasets of (x, y) or (x, y, device) as arrays, or the arrays of a mapping with x_train and y_train."""
     train = parts["train"]
     if isinstance(train, Mapping):
-        known = ("x_train", "y_train", "x_test", "y_test", "device_train", "target", "outputs", "classes", "vocabulary")
+        known = (
+            "x_train",
+            "y_train",
+            "x_test",
+            "y_test",
+            "device_train",
+            "device_test",
+            "target",
+            "outputs",
+            "classes",
+            "vocabulary",
+        )
         unknown = [str(name) for name in train if name not in known]
         if unknown or "x_train" not in train or "y_train" not in train:
             wrong = f"has {unknown[0]!r}" if unknown else "lacks x_train or y_train"
@@ -106,6 +117,6 @@ def arrays_of(parts: dict[str, Any]) -> Arrays:
             found[f"y_{split}"] = np.stack([np.asarray(item[1]) for item in items])
         except ValueError as error:
             raise BadData(f"data.name: the samples of the {split} part are not of one shape ({error})") from None
-        if split == "train" and len(items[0]) == 3:
-            found["device_train"] = np.array([item[2] for item in items])
+        if len(items[0]) == 3:
+            found[f"device_{split}"] = np.array([item[2] for item in items])
     return found

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcluster.data.dataset import Dataset
-from fedcluster.data.held_out import hold_out
+from fedcluster.data.held_out import hold_out, test_rows
 from fedcluster.data.partition import Labels, Partition
 from fedcluster.data.partitions import registry as partitions
 from fedcluster.errors import BadData, BadExperiment
@@ -90,7 +90,10 @@ def build(options: Options, dataset: Dataset, seed: int, cap: float = np.inf) ->
                 f"{options.path}: device {name_of(partition.names, k)} has {known.samples[k]} samples, but in "
                 f"{dataset.name} it has {partition.sizes[k]}: leave out the column"
             )
-        partition = hold_out(partition, options.test_share, dataset, seed)
+        if dataset.device_test is not None:
+            partition = test_rows(partition, dataset)
+        else:
+            partition = hold_out(partition, options.test_share, dataset, seed)
         return Fleet(partition.sizes, partition.names, partition.labels, known, cap), partition
     known = described(options, seed)
     devices = next((len(column) for column in known.columns().values()), options.devices)

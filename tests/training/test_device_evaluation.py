@@ -177,3 +177,32 @@ def test_the_distribution_of_few_and_of_unknown_scores() -> None:
     assert distribution(three, True) == {"mean": 0.5, "worst_decile": 0.0, "variance": pytest.approx(1 / 6)}
     assert distribution(three, False)["worst_decile"] == 1.0
     assert distribution(np.array([np.nan]), True) == {"mean": None, "worst_decile": None, "variance": None}
+
+
+def test_rows_that_the_data_give_to_a_device_test_it(tmp_path: Path) -> None:
+    """Instead of a share of its training samples. One device has no test rows, and some rows are of nobody."""
+    data = blobs()
+    rng = np.random.default_rng(1)
+    data["device_test"] = rng.choice([0, 1, 2, 3, 4, 5, 99], len(data["y_test"]))
+    np.savez(tmp_path / "data.npz", **data)
+    keys = KEYS | {"data": {"name": str(tmp_path / "data.npz")}, "model": {"name": "logistic"}, "rounds": 2}
+    keys |= {"fleet": {"partition": "natural", "test_share": 0.5}, "clusters": {"count": 2, "participation": 1.0}}
+    setup = prepare(fedcluster.Experiment(**keys), Display())
+    assert (setup.fleet.sizes == np.bincount(data["device_train"])).all()
+    assert setup.partition is not None
+    assert setup.partition.held_out is not None
+    x, _ = setup.partition.held_out.samples(3)
+    counted = np.bincount(data["device_test"], minlength=6)[:6].tolist()
+    assert np.array_equal(x.numpy(), data["x_test"][data["device_test"] == 3])
+    fedcluster.run(fedcluster.Experiment(**keys), tmp_path / "run", display=Display())
+    (line,) = lines(tmp_path / "run")
+    assert line["device"] == [0, 1, 2, 3, 4, 5]
+    data["device_test"][:] = 99
+    with pytest.raises(fedcluster.FedClusterError, match="no test row is of a device that has training rows"):
+        prepare(fedcluster.Experiment(**keys | {"data": {"name": fedcluster.Dataset(**data)}}), Display())
+    assert line["samples"] == counted
+
+
+def test_test_devices_must_be_named_for_every_row() -> None:
+    with pytest.raises(fedcluster.FedClusterError, match="device_test must name one device for each of the 40 rows"):
+        fedcluster.Dataset(**blobs(), device_test=np.zeros(3))
