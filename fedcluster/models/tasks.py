@@ -73,12 +73,26 @@ class Task:
         return self.loss(*self.predict(module, x, y))
 
     @property
+    def first_gradients(self) -> float:
+        """How large a weight's gradient may be in the first cycle, before the norm bound knows a median. That of a loss
+        of one's own, or on numbers in any unit, may be large."""
+        return 1000.0
+
+    @property
     def objective(self) -> Objective:
         """What a device minimises, unless its algorithm adds to it."""
         return self.mean_loss
 
 
-class Classification(Task):
+class CrossEntropyTask(Task):
+    """A task whose own loss has gradients of the size of the inputs."""
+
+    @property
+    def first_gradients(self) -> float:
+        return 1.0 if self.own_loss in self.losses.values() else super().first_gradients
+
+
+class Classification(CrossEntropyTask):
     """One class of several. The model gives a score for each class; the loss is cross-entropy."""
 
     name = "classification"
@@ -111,7 +125,7 @@ class Regression(Task):
         return outputs.reshape(targets.shape), targets
 
 
-class Multilabel(Task):
+class Multilabel(CrossEntropyTask):
     """Any number of labels. The model gives a logit for each; the loss is the binary cross-entropy."""
 
     name = "multilabel"
@@ -129,7 +143,7 @@ def token_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return loss / (targets != IGNORED).sum().clamp(min=1)
 
 
-class NextToken(Task):
+class NextToken(CrossEntropyTask):
     """The next token of a text. At every position the model gives a score for each token of the vocabulary; the loss is
     the cross-entropy."""
 

@@ -90,7 +90,7 @@ def run_phase(
     experiment, upload_spec = setup.experiment, phase.upload_spec(state)
     bound = experiment.accept.most if setup.devices else math.inf
     lr, steps = learning_rate(experiment.local, received), usual_steps(experiment.local, cycle)
-    norms = Norms(bound, state, received, upload_spec, lr, steps)
+    norms = Norms(bound, state, received, upload_spec, lr, steps, setup.task.first_gradients)
     uploads = ledger.receive(setup.executor.train(cycle, received, number, device_states), cycle, upload_spec, number)
     accepted: set[int] = set()
     updates = collect_devices(accept(uploads, cycle, upload_spec, ledger.refuse, norms), accepted)

@@ -4,7 +4,8 @@ Really Backdoor Federated Learning?, 2019.
     ||w_k - W|| <= max(norm_bound * m, ||W||)        m: the median movement of the 100 cohorts before
 
 A cohort's movement is the median of its accepted updates, the lower one where there are two. The first cycle has no
-cohort before it; there m is ||W|| + lr E sqrt(n), where the last term is E steps that change each of n weights by lr.
+cohort before it; there m is ||W|| + c lr E sqrt(n), where the last term is E steps that change each of n weights by
+c lr. c is 1 for the losses of classification and text, and 1000 for regression and for a loss of one's own.
 Other parts of a message (SCAFFOLD's variates, gradients) have bounds of their own: on their norm, with a median of
 their own, and with lengths divided by lr.
 
@@ -30,12 +31,14 @@ KEY = "accept.norm_bound"
 class Norms:
     """The bounds of one exchange, and the norms of the updates that kept to them, by device and part."""
 
-    def __init__(self, bound: float, state: State, sent: Message, upload_spec: Message, lr: float, steps: int) -> None:
+    def __init__(
+        self, bound: float, state: State, sent: Message, upload_spec: Message, lr: float, steps: int, c: float = 1.0
+    ) -> None:
         """`bound` is infinite where there is none. `lr` and `steps` are those of local training."""
         self.origin = sent.get("model")
         self.before = {name: state.norms.get(name, ()) for name in upload_spec}
         length = math.sqrt(sum_of_squares(state.model)) if upload_spec else 0.0
-        first = length + lr * steps * math.sqrt(state.model.numel())
+        first = length + c * lr * steps * math.sqrt(state.model.numel())
         self.most = {}
         for name, past in self.before.items():
             unit = 1.0 if name == "model" else lr

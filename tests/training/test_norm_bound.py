@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,6 +41,18 @@ class Remember(Display):
 
     def say(self, text: str) -> None:
         self.said.append(text)
+
+
+def test_a_regression_in_large_units_is_not_refused_in_its_first_cycle() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 4)).astype(np.float32)
+    y = (x @ np.array([30.0, -20, 10, 5]) + 40).astype(np.float32)  # minutes, say
+    devices = np.repeat(np.arange(6), 40)
+    data = fedcluster.Dataset(x[:240], y[:240], x[240:], y[240:], device_train=devices, target="number")
+    keys = {"data": {"name": data}, "fleet": {"partition": "natural"}, "rounds": 5}
+    history = fedcluster.run(EXPERIMENT.override(**keys), display=Display()).history
+    assert history[-1]["refused"] == 0
+    assert history[-1]["test_rmse"] < 10
 
 
 @pytest.mark.parametrize("compiler", [True, False])
