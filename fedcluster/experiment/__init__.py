@@ -1,0 +1,76 @@
+"""The experiment: one frozen, validated description of a run. TOML in, TOML out, a hash.
+
+Every default is the paper's where the paper has one. Where a key takes a name, Python code may give the object itself
+(a function, a module, a data set) and a file may give `package.module:name`.
+"""
+
+from fedcluster.experiment.experiment import Experiment, changes
+from fedcluster.experiment.files import load, parse, read, there_is
+from fedcluster.experiment.messages import shown
+from fedcluster.experiment.parts import Part, Section, check_name, import_object, one_of
+from fedcluster.experiment.sections import (
+    CLAIM_CAP,
+    CLUSTERINGS,
+    LOCAL_OPTIMIZERS,
+    NORM_BOUND,
+    SECTIONS,
+    TRACE_FORMATS,
+    WITH_DEVICES,
+    Accept,
+    Aggregation,
+    Algorithm,
+    Centralized,
+    Clock,
+    Clusters,
+    Data,
+    Eval,
+    Fleet,
+    LearningRateSchedule,
+    Local,
+    Model,
+    Server,
+    Stop,
+    Task,
+)
+from fedcluster.experiment.types import Count, NonNegative, Positive, Share
+
+__all__ = [
+    "CLAIM_CAP",
+    "CLUSTERINGS",
+    "LOCAL_OPTIMIZERS",
+    "NORM_BOUND",
+    "SECTIONS",
+    "TRACE_FORMATS",
+    "WITH_DEVICES",
+    "Accept",
+    "Aggregation",
+    "Algorithm",
+    "Centralized",
+    "Clock",
+    "Clusters",
+    "Count",
+    "Data",
+    "Eval",
+    "Experiment",
+    "Fleet",
+    "LearningRateSchedule",
+    "Local",
+    "Model",
+    "NonNegative",
+    "Part",
+    "Positive",
+    "Section",
+    "Server",
+    "Share",
+    "Stop",
+    "Task",
+    "changes",
+    "check_name",
+    "import_object",
+    "load",
+    "one_of",
+    "parse",
+    "read",
+    "shown",
+    "there_is",
+]

@@ -1,0 +1,61 @@
+"""Keys of earlier versions, translated into today's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedcluster.errors import BadExperiment
+from fedcluster.experiment.messages import describe, shown
+from fedcluster.experiment.sections import Algorithm
+
+# Options of algorithms that were keys of [local] before there was [algorithm], with their defaults. The files of runs
+# from then have all of them.
+FORMERLY_LOCAL = {"mu": 0.1, "beta": 1.0, "eta": 1.0, "option": "II", "reset": "never", "statistics": "per_step"}
+# Options of partitions that every file of a run has from when they were keys of [fleet], with partition and default.
+FORMERLY_FLEET = {"rho_device": ("major_class", 0.5), "alpha": ("dirichlet", 0.3)}
+
+
+def current_key(dotted: str) -> str:
+    """The key that a key of an earlier version is now."""
+    section, _, key = dotted.partition(".")
+    if section != "local" or (key not in FORMERLY_LOCAL and key != "algorithm"):
+        return dotted
+    return "algorithm.name" if key == "algorithm" else f"algorithm.{key}"
+
+
+def current_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The same experiment with `local.algorithm` and the options of algorithms in [algorithm], where they are now, and
+    without the options of other partitions in [fleet]."""
+    found, local = dict(keys), keys.get("local")
+    if isinstance(fleet := found.get("fleet"), dict):
+        other = {key for key, owner in FORMERLY_FLEET.items() if fleet.get("partition", "major_class") != owner[0]}
+        found["fleet"] = {
+            key: value for key, value in fleet.items() if key not in other or value != FORMERLY_FLEET[key][1]
+        }
+    if not isinstance(local, dict) or not ({"algorithm", *FORMERLY_LOCAL} & local.keys()):
+        return found
+    given = found.get("algorithm", {})
+    if not isinstance(given, dict | Algorithm):
+        return found
+    section = dict(given)
+    name = local.get("algorithm", section.get("name", "fedavg"))
+    if section.get("name", name) != name:
+        raise BadExperiment(
+            f"local.algorithm = {shown(name)} and algorithm.name = {shown(section['name'])} differ: remove the former"
+        )
+    section["name"] = name
+    try:
+        options = Algorithm(name=name).options_class().model_fields
+    except ValidationError as error:
+        raise BadExperiment(f"algorithm.{describe(error.errors(), Algorithm.model_fields)}") from None
+    for key in FORMERLY_LOCAL.keys() & local.keys():
+        if key in options:
+            section.setdefault(key, local[key])
+        elif local[key] != FORMERLY_LOCAL[key]:
+            raise BadExperiment(
+                f"local.{key} = {shown(local[key])} is not allowed: the algorithm {shown(name)} has no such option"
+            )
+    found["algorithm"] = section
+    found["local"] = {key: value for key, value in local.items() if key not in {"algorithm", *FORMERLY_LOCAL}}
+    return found

@@ -1,0 +1,112 @@
+"""Section, the base of all sections; Part, a section that names a part of the program; objects found by their names."""
+
+from collections.abc import Iterable
+from functools import partial
+from importlib import import_module
+from inspect import signature
+from typing import Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+
+from fedcluster.errors import BadExperiment
+from fedcluster.experiment.messages import describe, shown
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Part(Section):
+    """A section that names a part of the program and has the options that the part itself declares as its `Options`.
+    The name is one of the part's registry, `package.module:name`, or in Python the class or function itself."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+    registry: ClassVar[str]
+    key: ClassVar[str] = "name"  # which of the section's keys names the part
+
+    @classmethod
+    def names(cls) -> dict[str, Any]:
+        """The registry. It is imported late: experiments come before the parts that they name."""
+        module, _, table = cls.registry.partition(":")
+        found: dict[str, Any] = getattr(import_module(module), table)
+        return found
+
+    @field_validator("name", "partition", check_fields=False)
+    @classmethod
+    def name_is_known(cls, name: Any) -> Any:
+        return check_name(name, cls.names())
+
+    @model_validator(mode="after")
+    def options_are_complete(self) -> "Part":
+        """Check the options against the part's own, and fill in their defaults."""
+        kind = self.options_class()
+        given = self.__pydantic_extra__ or {}
+        try:
+            filled = kind(**given)
+        except ValidationError as error:
+            known = [*type(self).model_fields, *kind.model_fields] if self.key != "name" else kind.model_fields
+            raise ValueError(f".{describe(error.errors(), known)}") from None
+        object.__setattr__(self, "__pydantic_extra__", dict(filled))
+        return self
+
+    def find(self) -> Any:
+        """The class or function that the name stands for."""
+        name = getattr(self, self.key)
+        if not isinstance(name, str):
+            return name
+        names = self.names()
+        return names[name] if name in names else import_object(name)
+
+    def options_class(self) -> type[Section]:
+        found = self.find()
+        kind: type[Section] = getattr(found.func if isinstance(found, partial) else found, "Options", Section)
+        return kind
+
+    @property
+    def options(self) -> Any:
+        return self.options_class()(**(self.__pydantic_extra__ or {}))
+
+
+def check_name(value: Any, names: Iterable[str]) -> Any:
+    """A name from the list, `package.module:name`, or in Python the thing itself."""
+    if isinstance(value, str) and value not in names and ":" not in value:
+        raise ValueError(f"= {shown(value)} is not allowed: use {alternatives(names)}package.module:name")
+    if not isinstance(value, str) and not callable(value):
+        raise ValueError(f"= {shown(value)} is not allowed: use {alternatives(names)}a function")
+    return value
+
+
+def alternatives(names: Iterable[str]) -> str:
+    known = ", ".join(names)
+    return f"one of {known}, or " if known else ""
+
+
+def one_of(*names: str) -> AfterValidator:
+    return AfterValidator(lambda value: check_name(value, names))
+
+
+def import_object(name: str, *takes: str) -> Any:
+    """What `package.module:name` stands for: a function or a class that takes such arguments."""
+    module, _, attribute = name.partition(":")
+    try:
+        thing = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise BadExperiment(f"{name[:80]}: cannot be imported ({error}); is it on the Python path?") from None
+    if not callable(thing):
+        raise BadExperiment(f"{name[:80]} is a {type(thing).__name__}: name a function or a class")
+    if takes:
+        try:
+            signature(thing).bind(*takes)
+        except TypeError:
+            raise BadExperiment(f"{name[:80]} cannot be called with ({', '.join(takes)})") from None
+        except ValueError:  # it does not say what it takes
+            pass
+    return thing
+
+
+def reference(thing: Any) -> str:
+    if isinstance(thing, partial):
+        given = [*map(repr, thing.args), *(f"{name}={value!r}" for name, value in sorted(thing.keywords.items()))]
+        return f"{reference(thing.func)}({', '.join(given)})"
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{named.__module__}:{named.__qualname__}"

@@ -1,0 +1,384 @@
+"""The sections of an experiment. Every default is the paper's where the paper has one."""
+
+import math
+from collections.abc import Callable
+from datetime import date, time
+from importlib import import_module
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+
+from fedcluster.errors import BadExperiment
+from fedcluster.experiment.messages import describe, shown
+from fedcluster.experiment.parts import Part, Section, check_name, one_of
+from fedcluster.experiment.types import (
+    AtLeastOne,
+    Columns,
+    Count,
+    Decay,
+    Devices,
+    FilePath,
+    NonNegative,
+    Positive,
+    Samples,
+    Scale,
+    Seconds,
+    Share,
+    Steps,
+    is_path,
+)
+
+DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10", "femnist", "shakespeare")
+TOKENIZERS = ("characters", "bytes")
+WITH_DEVICES = "devices"  # data that only the devices of a federation have
+CLUSTERINGS = (
+    "random",
+    "redrawn",
+    "major_class",
+    "balanced",
+    "similar",
+    "timezone",
+    "availability",
+    "file",
+)
+TRACE_FORMATS = ("intervals", "state_changes", "flash", "fedscale")
+MODELS = ("alexnet", "cnn", "mlp", "logistic", "lstm")
+LOCAL_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+NORM_BOUND = 10.0  # times the median movement that an update may make
+CLAIM_CAP = 5.0  # times the median device's samples that a device's claim counts for, unless accept.sample_cap says
+
+
+class Data(Section):
+    """Where the samples come from, and what the columns of a table are. `name` is a name, a Hugging Face id, a path, or
+    in Python the data themselves."""
+
+    name: Any = "digits"
+    features: Columns | None = None
+    target: str | Columns | None = None
+    device: str | None = None
+    split: str | Annotated[float, Field(gt=0, lt=1)] | None = None
+    categories: Columns | dict[str, Columns] | None = None
+    encoding: Literal["one-hot", "codes"] | None = None
+    standardise: bool | dict[str, Scale] | None = None
+    tokenizer: Annotated[str, AfterValidator(is_path)] | None = None
+    length: Annotated[int, Field(ge=1, le=10**6)] | None = None
+
+    @field_validator("name")
+    @classmethod
+    def name_is_data(cls, name: Any) -> Any:
+        if isinstance(name, dict) and name and not any(isinstance(v, str | int | float) for v in name.values()):
+            return name  # columns, or splits of them
+        if name is None or isinstance(name, int | float | list | tuple | dict | date | time):
+            raise ValueError(
+                f"= {shown(name)} is not allowed: use a name, a path, package.module:callable, or a Dataset"
+            )
+        return is_path(name) if isinstance(name, str) else name
+
+
+class Fleet(Part):
+    """Which devices there are, what is known of them, and how the training samples are partitioned over them.
+
+    With `partition = "natural"` the data name the devices, otherwise the fleet file `path`, the trace `availability` or
+    `devices` does. `world` generates what is known of them. `samples` of each device, or "all": the training set is
+    shared out. `test_share` of each device's samples is not trained on, but kept to score the model on that device. The
+    partition declares options of its own."""
+
+    registry = "fedcluster.data.partitions.registry:PARTITIONS"
+    key = "partition"
+    devices: Devices | None = None
+    samples: Samples | Literal["all"] | None = None
+    partition: Any = "major_class"
+    path: FilePath | None = None
+    availability: FilePath | None = None
+    trace_format: Annotated[str | Callable[..., Any], one_of(*TRACE_FORMATS)] | None = None
+    world: Literal["diurnal"] | None = None
+    date: str = "2026-01-01"
+    test_share: Annotated[float, Field(ge=0, le=0.9)] = 0.0
+
+    def __init__(self, **keys: Any) -> None:  # any key: the partition declares its own
+        super().__init__(**keys)
+
+    @model_validator(mode="before")
+    @classmethod
+    def default_sizes(cls, keys: Any) -> Any:
+        """The paper's 1000 devices of 500 samples, or what the partition declares."""
+        if not isinstance(keys, dict) or keys.get("partition") == "natural":
+            return keys
+        described = keys.get("path") is not None or keys.get("availability") is not None
+        named = keys.get("partition", "major_class")
+        method = cls.names().get(named) if isinstance(named, str) else None
+        samples = 500 if method is None else method.samples
+        if named == "dirichlet" and keys.get("min_samples") is not None:
+            samples = "all"
+        return ({} if described else {"devices": 1000}) | {"samples": samples} | keys
+
+    @field_validator("date")
+    @classmethod
+    def date_is_one(cls, day: str) -> str:
+        try:
+            return date.fromisoformat(day).isoformat()
+        except ValueError:
+            raise ValueError(f"= {shown(day)} is not allowed: write a day as YYYY-MM-DD") from None
+
+    @model_validator(mode="after")
+    def generated_or_described(self) -> "Fleet":
+        if self.trace_format is not None and self.availability is None:
+            raise ValueError("has trace_format, but no availability: name the trace's file, or leave out trace_format")
+        if self.world is not None and (self.path is not None or self.availability is not None):
+            raise ValueError("has world, a generated population, and path or availability: give one or the other")
+        return self
+
+
+class Clusters(Section):
+    """Who takes turns with whom. With `method = "file"` the file says how many clusters there are."""
+
+    method: Annotated[str | Callable[..., Any], one_of(*CLUSTERINGS)] = "random"
+    count: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    rho_cluster: Share = 0.1
+    features: Literal["labels", "gradients"] = "labels"
+    path: FilePath | None = None
+    free_seconds: Seconds = 600.0
+    soft: bool = False
+    order: Literal["cyclic", "reshuffle", "once", "random", "balanced"] = "reshuffle"
+    weighting: Literal["cluster", "sample"] = "cluster"
+    participation: Annotated[float, Field(gt=0, le=1)] = 0.1
+
+    @model_validator(mode="before")
+    @classmethod
+    def paper_count(cls, keys: Any) -> Any:
+        if isinstance(keys, dict) and keys.get("method") != "file":
+            return {"count": 10} | keys
+        return keys
+
+    @model_validator(mode="after")
+    def file_has_a_path(self) -> "Clusters":
+        if self.method == "file" and self.path is None:
+            raise ValueError('with method = "file" needs path, a CSV file with columns device,cluster')
+        if self.soft and self.method != "availability":
+            raise ValueError('.soft = true needs method = "availability": only there a device fits several clusters')
+        return self
+
+
+class Model(Section):
+    """The model, and optionally its start W_0. Left out, the name follows from the samples: alexnet for pictures, mlp
+    for rows of numbers, lstm for tokens."""
+
+    name: Annotated[str | Callable[..., Any], one_of(*MODELS)] | None = None
+    init: FilePath | None = None
+
+
+class Algorithm(Part):
+    """The federated algorithm that runs inside the clusters."""
+
+    registry = "fedcluster.algorithms.registry:ALGORITHMS"
+    name: Any = "fedavg"
+
+
+class Aggregation(Part):
+    """How the accepted updates of a cycle become one."""
+
+    registry = "fedcluster.algorithms.aggregation.registry:AGGREGATORS"
+    name: Any = "mean"
+
+
+class LearningRateSchedule(Part):
+    """How the learning rate changes over rounds and cycles."""
+
+    registry = "fedcluster.models.schedules:SCHEDULES"
+    name: Any = "constant"
+
+
+class OpenTask(Section):
+    """The options of a task that the data will name."""
+
+    loss: Any = None
+
+
+class Task(Part):
+    """What is learned. Left out, the name follows from the targets of the data."""
+
+    registry = "fedcluster.models.tasks:TASKS"
+    name: Any = None
+
+    @field_validator("name")
+    @classmethod
+    def name_is_known(cls, name: Any) -> Any:
+        task = import_module(cls.registry.partition(":")[0]).Task
+        return name if name is None or isinstance(name, task) else check_name(name, cls.names())
+
+    def options_class(self) -> type[Section]:
+        return OpenTask if self.name is None else super().options_class()
+
+    def named(self, name: str) -> "Task":
+        """The same section for a task that it does not name; BadExperiment where the options are not the task's."""
+        try:
+            return Task(name=name, **{key: value for key, value in self.options if value is not None})
+        except ValidationError as error:
+            raise BadExperiment(f"task.{describe(error.errors(), Task.model_fields).lstrip('. ')}") from None
+
+
+class Local(Section):
+    """What a device does in its cycle: `steps` optimizer steps on batches drawn with replacement, or `epochs` shuffled
+    passes over its own data."""
+
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "sgd"
+    steps: Steps | Annotated[tuple[Steps, Steps], Field(strict=False)] | None = None
+    epochs: Steps | None = None
+    batch: Samples | Literal["full"] = 30
+    lr: Positive = 0.01
+    momentum: Decay = 0.5
+    nesterov: bool = False
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: NonNegative | None = None
+    clip_norm: Positive | None = None
+    schedule: LearningRateSchedule | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def default_steps(cls, keys: Any) -> Any:
+        if isinstance(keys, dict) and keys.get("steps") is None and keys.get("epochs") is None:
+            return keys | {"steps": 20}
+        return keys
+
+    @field_validator("steps")
+    @classmethod
+    def range_ascends(cls, steps: int | tuple[int, int] | None) -> int | tuple[int, int] | None:
+        if isinstance(steps, tuple) and steps[0] > steps[1]:
+            raise ValueError(f"= {list(steps)} is not allowed: a range is [least, most], such as [10, 30]")
+        return steps
+
+    @model_validator(mode="after")
+    def keys_fit(self) -> "Local":
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("has both steps and epochs: give one of them")
+        if self.nesterov and (self.optimizer != "momentum" or self.momentum == 0):
+            raise ValueError('.nesterov = true needs optimizer = "momentum" and a momentum above 0')
+        return self
+
+    @property
+    def step_range(self) -> tuple[int, int]:
+        """The least and the most steps, where `steps` says how many."""
+        assert self.steps is not None, "it has epochs"
+        return self.steps if isinstance(self.steps, tuple) else (self.steps, self.steps)
+
+    @property
+    def decay(self) -> float:
+        """The weight decay: torch's default, 0.01 with AdamW and else 0, where none is given."""
+        if self.weight_decay is None:
+            return 0.01 if self.optimizer == "adamw" else 0.0
+        return self.weight_decay
+
+    @property
+    def l2(self) -> float:
+        """The weight decay as part of the gradient: all of it but AdamW's, which is decoupled."""
+        return 0.0 if self.optimizer == "adamw" else self.decay
+
+
+class Server(Section):
+    """What the server does with a cycle's average movement: go `lr` times as far, or feed it to an optimizer. Some
+    defaults depend on the optimizer."""
+
+    optimizer: Literal["none", "avgm", "adagrad", "adam", "yogi", "round_momentum", "amplified"] = "none"
+    lr: Positive = 1.0
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.99)
+    tau: Positive = 1e-3
+    memory: Literal["sliding", "held"] | None = None
+    schedule: LearningRateSchedule | None = None
+
+    @model_validator(mode="after")
+    def defaults_of_the_optimizer(self) -> "Server":
+        for key, value in SERVER_DEFAULTS.get(self.optimizer, {}).items():
+            if key not in self.model_fields_set:
+                object.__setattr__(self, key, value)
+        if self.memory is not None and self.optimizer != "round_momentum":
+            raise ValueError(f'.memory = "{self.memory}" needs optimizer = "round_momentum"')
+        return self
+
+
+SERVER_DEFAULTS: dict[str, dict[str, Any]] = {
+    "adagrad": {"lr": 0.03, "betas": (0.0, 0.99)},
+    "adam": {"lr": 0.03},
+    "yogi": {"lr": 0.03},
+    "round_momentum": {"betas": (0.5, 0.99), "memory": "sliding"},
+    "amplified": {"lr": 1.5},
+}
+
+
+class Accept(Section):
+    """What an update is held to. `norm_bound`: it may move so many times as far as the median update. `sample_cap`: a
+    device counts for so many times the samples of the median device. Left out, a federation, where sample counts are
+    claims, has `CLAIM_CAP`, and a simulation, which knows them, has none."""
+
+    norm_bound: AtLeastOne | Literal["off"] = NORM_BOUND
+    sample_cap: AtLeastOne | Literal["off"] | None = None
+
+    @property
+    def most(self) -> float:
+        return math.inf if self.norm_bound == "off" else self.norm_bound
+
+    def cap(self, claimed: bool) -> float:
+        if self.sample_cap is None:
+            return CLAIM_CAP if claimed else math.inf
+        return math.inf if self.sample_cap == "off" else self.sample_cap
+
+
+class Centralized(Section):
+    """The baseline on pooled data. Left out, `steps` spends as many samples a round as the fleet does."""
+
+    steps: Steps | None = None
+    batch: Samples | Literal["full"] = 60
+
+
+class Clock(Section):
+    """Simulated time. A cycle is done when its cohort's updates are in, of which `over_select` times as many are asked
+    for, or at its deadline (seconds); with fewer than `min_updates` it fails. A device is lost with probability
+    `dropout`, besides those that leave while they are at it."""
+
+    deadline: Seconds | None = None
+    over_select: Annotated[float, Field(ge=1, le=1000)] = 1.3
+    min_updates: Count = 1
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class Eval(Section):
+    """Which scores are recorded besides those of every round. Every `every` rounds, all devices or a sample of so many
+    are scored on samples of their own that they do not train on (see `fleet.test_share`). `best` names the score whose
+    best model is kept, such as "test_accuracy"."""
+
+    every: Count = 10
+    devices: Devices | Literal["all"] = "all"
+    best: str | None = None
+
+
+class Stop(Section):
+    """When a run ends before its last round: once the score `metric` has reached `target`, or has not improved for
+    `patience` rounds."""
+
+    metric: str = "test_loss"
+    target: float | None = None
+    patience: Count | None = None
+
+    @model_validator(mode="after")
+    def has_a_condition(self) -> "Stop":
+        if self.target is None and self.patience is None:
+            raise ValueError("needs target, a score to reach, or patience, a number of rounds without improvement")
+        return self
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "data": Data,
+    "fleet": Fleet,
+    "clusters": Clusters,
+    "model": Model,
+    "task": Task,
+    "algorithm": Algorithm,
+    "local": Local,
+    "aggregation": Aggregation,
+    "server": Server,
+    "accept": Accept,
+    "centralized": Centralized,
+    "clock": Clock,
+    "eval": Eval,
+    "stop": Stop,
+}
