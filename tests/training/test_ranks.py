@@ -29,9 +29,13 @@ ROOT = Path(__file__).parents[2]
 def torchrun(experiment: fedcluster.Experiment, folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
     file = folder.with_suffix(".toml")
     file.write_text(experiment.to_toml())
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
+    return launch(folder, [*options, "-m", "fedcluster", "run", str(file), "--out", str(folder)])
+
+
+def launch(folder: Path, words: list[str]) -> "subprocess.CompletedProcess[str]":
+    """Two ranks."""
     return subprocess.run(
-        [sys.executable, "-m", *launch, "-m", "fedcluster", "run", str(file), "--out", str(folder)],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WATCHED": str(folder)},
         capture_output=True,
         text=True,
@@ -67,6 +71,16 @@ def norms(folder: Path) -> dict[str, list[float]]:
     found: dict[str, list[float]] = json.loads(checkpoint.names(folder / "checkpoint")[0].read_bytes())["norms"]
     assert all(len(medians) == 4 * 3 for medians in found.values())
     return found
+
+
+def test_one_script_trains_twice(tmp_path: Path) -> None:
+    experiment = fedcluster.Experiment(**KEYS | {"rounds": 2})
+    (tmp_path / "experiment.toml").write_text(experiment.to_toml())
+    done = launch(tmp_path, ["-m", "tests.rank_twice", str(tmp_path / "experiment.toml"), str(tmp_path)])
+    assert done.returncode == 0, done.stderr[-3000:]
+    for seed in (0, 1):
+        fedcluster.run(experiment.override(seed=seed), tmp_path / "alone" / str(seed), display=Display())
+        assert essence(tmp_path / str(seed)) == essence(tmp_path / "alone" / str(seed))
 
 
 def test_a_lost_rank_is_started_again_from_the_checkpoint(tmp_path: Path) -> None:

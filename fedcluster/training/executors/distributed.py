@@ -5,6 +5,7 @@ Rank 0 has the folder, the record and the evaluation. When a rank is lost, the o
 restart (--max-restarts), starts all again: rank 0 resumes from the checkpoint and broadcasts the state.
 """
 
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from fedcluster.fleet.fleet import Floats, Ints
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.state import NORM_WINDOW, Message, Refusal, Remote, Reply, State, Time, Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
+
+RUNS = itertools.count(1)  # numbers the runs of this process; every rank makes the same ones
 
 
 class Distributed:
@@ -68,10 +71,11 @@ def process_group(device: str) -> Iterator[None]:
         yield
         return
     store, rank, world = next(distributed.rendezvous("env://"))  # type: ignore[attr-defined]
-    # torchrun's store still holds keys of the attempt in which a rank was lost
-    attempt = distributed.PrefixStore(f"attempt {restart_count()}", store)  # type: ignore[attr-defined]
+    # torchrun's store still holds the keys of earlier runs, and of the attempt in which a rank was lost
+    place = f"attempt {restart_count()}, run {next(RUNS)}"
+    own = distributed.PrefixStore(place, store)  # type: ignore[attr-defined]
     backend = "nccl" if device.startswith("cuda") else "gloo"
-    distributed.init_process_group(backend, store=attempt, rank=rank, world_size=world)
+    distributed.init_process_group(backend, store=own, rank=rank, world_size=world)
     try:
         yield
     finally:
