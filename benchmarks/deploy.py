@@ -73,7 +73,7 @@ def write_devices(folder: Path) -> None:
 
 def training() -> float:
     """Seconds that a cohort trains, one device after another in one process."""
-    setup = prepare.prepare(EXPERIMENT, Display())
+    setup = prepare.prepare(EXPERIMENT)
     assert isinstance(setup.executor, InProcess)
     cycle = setup.schedule.round(0)[0]
     sent = setup.algorithm.broadcast(setup.start)

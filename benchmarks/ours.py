@@ -7,7 +7,6 @@ from fedcluster.allocator import keep_memory
 from fedcluster.experiment import Experiment
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Record
-from fedcluster.runs.progress import Display
 from fedcluster.training.executors.processes import Workers, cores
 from fedcluster.training.loop import train
 from fedcluster.training.setup import choose_executor, prepare
@@ -32,7 +31,7 @@ def main() -> None:
         local={"lr": 0.05},
     )
     with repeatable():
-        setup = choose_executor(prepare(experiment, Display()), cores(), "sequential", Display())
+        setup = choose_executor(prepare(experiment), cores(), "sequential")
         if isinstance(setup.executor, Workers):
             setup.executor.start_all()
         record = Record(Ledger(setup.devices))

@@ -17,7 +17,6 @@ from fedcluster.allocator import keep_memory
 from fedcluster.experiment import Experiment
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Line, Record
-from fedcluster.runs.progress import Display
 from fedcluster.state import State
 from fedcluster.training.callbacks import Callback, CallbackList
 from fedcluster.training.executors.in_process import InProcess
@@ -47,7 +46,7 @@ class Timed(InProcess):
 
 def overhead(model: str, data: str, rounds: int = 6) -> float:
     """Milliseconds a cycle."""
-    setup = prepare(experiment(model, data, rounds), Display())
+    setup = prepare(experiment(model, data, rounds))
     here = setup.executor
     assert isinstance(here, InProcess)
     assert setup.partition is not None
@@ -68,7 +67,7 @@ def overhead(model: str, data: str, rounds: int = 6) -> float:
 
 def rounds_and_evaluation(model: str, data: str, rounds: int) -> tuple[float, float]:
     """Seconds a round, and the part of the time between two rounds that is not training."""
-    setup = choose_executor(prepare(experiment(model, data, rounds), Display()), cores(), "sequential", Display())
+    setup = choose_executor(prepare(experiment(model, data, rounds)), cores(), "sequential")
     if isinstance(setup.executor, Workers):
         setup.executor.start_all()
     record = Record(Ledger(setup.devices))

@@ -39,7 +39,7 @@ def one(devices: int, updates: int) -> None:
         model={"name": "mlp"},
     )
     began = time.perf_counter()
-    prepare.prepare(experiment, Display())
+    prepare.prepare(experiment)
     start_up = time.perf_counter() - began
     history = fedcluster.run(experiment, display=Display()).history
     seconds = median([line["seconds"] for line in history[1:]][-5:])

@@ -9,12 +9,11 @@ It is a function; typer makes options of its parameters. A package declares it i
 from pathlib import Path
 
 import fedcluster
-from fedcluster.runs.progress import Display
 from fedcluster.training.setup import prepare
 
 
 def shares(experiment: Path) -> None:
     """Print how many samples each cluster holds."""
-    setup = prepare(fedcluster.load(experiment), Display())
+    setup = prepare(fedcluster.load(experiment))
     for number, members in enumerate(setup.clusters.members):
         print(f"cluster {number}: {setup.fleet.sizes[members].sum():,} samples on {len(members):,} devices")

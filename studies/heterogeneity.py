@@ -97,7 +97,7 @@ def heterogeneity(cell: Cell, seed: int, quick: bool, runs: Path, display: Displ
     dataset = sources.open_dataset(one.data)
     everyone, partition = fleet.build(one.fleet, dataset, seed)
     flat_model = build_model(one, dataset)
-    sketches = gradient_sketches([flat_model], flat_model.w.clone(), dataset, partition, one.local, seed, display)
+    sketches = gradient_sketches([flat_model], flat_model.w.clone(), dataset, partition, one.local, seed, display.track)
     found = {}
     for name, each in described.items():
         groups = clusters.build(each.clusters, everyone, seed)

@@ -138,13 +138,13 @@ def advise(
 def survey_fleet(experiment: Experiment, display: Display, workers: int) -> "ClusteringEvaluator":
     """Survey the fleet with the model at W_0. One cluster is enough: a survey does not depend on the clustering."""
     one_cluster = {"method": "fedcluster", "clusters.method": "random", "clusters.count": 1}
-    setup = prepare(experiment.override(**one_cluster), display)
+    setup = prepare(experiment.override(**one_cluster), display.say, track=display.track)
     flat_models = [FlatModel(setup.flat_model.module, objective=setup.task.objective) for _ in range(workers)]
     w = setup.start.model
     assert setup.dataset is not None, "only a federation may be without"
     assert setup.partition is not None, "only a federation may be without"
     devices = device_sample(setup.fleet, experiment.seed)
-    parts = setup.dataset, setup.partition, devices, experiment.local, experiment.seed, display
+    parts = setup.dataset, setup.partition, devices, experiment.local, experiment.seed, display.track
     surveyed = survey(flat_models, w, setup.fleet, *parts)
     return ClusteringEvaluator(setup, surveyed, smoothness(flat_models, w, *parts))
 

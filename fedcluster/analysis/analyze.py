@@ -27,6 +27,7 @@ from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Ints
 from fedcluster.fleet.schedule import mean_steps
 from fedcluster.models.flat_model import FlatModel
+from fedcluster.reporting import Track
 from fedcluster.runs import checkpoint
 from fedcluster.runs.metrics import read_lines
 from fedcluster.runs.progress import Display
@@ -90,7 +91,7 @@ def analyze(
     """
     display = display or Display()
     with repeatable():
-        setup = prepare(experiment.override(method="fedcluster"), display)
+        setup = prepare(experiment.override(method="fedcluster"), display.say, track=display.track)
         heterogeneity.check_whole(setup.clusters)
         # for the task's loss alone: the algorithm's own objective may have more terms
         flat_models = [FlatModel(setup.flat_model.module, objective=setup.task.objective) for _ in range(workers)]
@@ -99,7 +100,7 @@ def analyze(
             models += models_at(path, setup, flat_models[0])
             losses += [line["train_loss"] for line in read_lines(path / "metrics.jsonl") if "train_loss" in line]
         devices = device_sample(setup.fleet, experiment.seed, setup.clusters)
-        points = [measure(name, w, setup, devices, flat_models, display) for name, w in models]
+        points = [measure(name, w, setup, devices, flat_models, display.track) for name, w in models]
     names = [name for name in Point.__dataclass_fields__ if name not in ("name", "loss")]
     largest = Point("largest seen", points[0].loss, **{key: max(getattr(p, key) for p in points) for key in names})
     epsilon = epsilon or max(points[0].gradient / 10, 1e-12)
@@ -131,12 +132,12 @@ def bound_of(points: list[Point], setup: Setup, M: int) -> Bound:
     return Bound(M, steps, setup.experiment.rounds, constants("high"), constants("low"))
 
 
-def measure(name: str, w: Tensor, setup: Setup, devices: Ints, flat_models: list[FlatModel], display: Display) -> Point:
+def measure(name: str, w: Tensor, setup: Setup, devices: Ints, flat_models: list[FlatModel], track: Track) -> Point:
     """Survey the devices at w, then estimate L there."""
     experiment, fleet, clusters = setup.experiment, setup.fleet, setup.clusters
     assert setup.dataset is not None, "only a federation may be without"
     assert setup.partition is not None, "only a federation may be without"
-    parts = setup.dataset, setup.partition, devices, experiment.local, experiment.seed, display
+    parts = setup.dataset, setup.partition, devices, experiment.local, experiment.seed, track
     surveyed = survey(flat_models, w, fleet, *parts, clusters, f"gradients at {name}")
     cohorts = heterogeneity.mean_cohort_sizes(setup.schedule)
     measured = measures(surveyed, fleet, clusters, cohorts, experiment.seed)

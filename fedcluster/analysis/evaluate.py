@@ -11,11 +11,12 @@ from fedcluster.data.targets import PLURALS
 from fedcluster.errors import BadData, BadExperiment, BadRun
 from fedcluster.experiment import load
 from fedcluster.models.metrics import Metric
+from fedcluster.reporting import Say
 from fedcluster.runs.devices import TABLE, score_names, write_table
 from fedcluster.runs.directory import BEST
 from fedcluster.runs.metrics import METRICS, Line, read_lines
 from fedcluster.runs.plots import device_plot
-from fedcluster.runs.progress import Spoken
+from fedcluster.runs.progress import tracked
 from fedcluster.training.best_model import stored_round
 from fedcluster.training.load_model import saved_tensors
 from fedcluster.training.setup import Setup, prepare, with_targets
@@ -52,13 +53,11 @@ class Evaluation:
         return {name: writer(name) for name in score_names(self.by_device)}
 
 
-def evaluate(
-    run: Path, data: str | None, devices: bool, best: bool, workers: int, say: Callable[[str], None]
-) -> Evaluation:
+def evaluate(run: Path, data: str | None, devices: bool, best: bool, workers: int, say: Say) -> Evaluation:
     """Score a run's model. Other data are prepared as the run's own data were."""
     tensors, experiment = saved_tensors(run, best), load(run / "experiment.toml")
     with repeatable():
-        setup = prepare(experiment, Spoken())
+        setup = prepare(experiment, say, track=tracked)
         setup.evaluate.threads = workers
         if devices and setup.evaluate_devices is None:
             raise BadExperiment("--devices needs samples that devices hold out, but the run's fleet.test_share is 0")
@@ -76,7 +75,7 @@ def evaluate(
     return Evaluation(tested.name, len(tested.y_test), round, scores, metrics, setup.fleet.names, line, summary)
 
 
-def other_data(setup: Setup, name: str, say: Callable[[str], None]) -> Dataset:
+def other_data(setup: Setup, name: str, say: Say) -> Dataset:
     """Another data set, standardised with the numbers of the one that the model was trained on."""
     trained, other = setup.dataset, with_targets(sources.open_dataset(name, say), setup.task)
     assert trained is not None

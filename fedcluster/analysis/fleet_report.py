@@ -47,10 +47,10 @@ class FleetReport:
 
 
 def build(experiment: Experiment, display: Display) -> FleetReport:
-    dataset, _ = open_data(experiment, display)
+    dataset, _ = open_data(experiment, display.say)
     cap = experiment.accept.cap(claimed=False)
     everyone, partition = fleet.build(experiment.fleet, dataset, experiment.seed, cap)
-    groups = build_clusters(experiment, dataset, everyone, partition, display)
+    groups = build_clusters(experiment, dataset, everyone, partition, display.say, display.track)
     counts = np.empty((len(everyone), dataset.classes), np.int64)
     if dataset.classes:
         for k in display.track(range(len(everyone)), "label counts", "devices"):

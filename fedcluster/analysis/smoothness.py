@@ -26,8 +26,8 @@ from fedcluster.experiment import Local
 from fedcluster.fleet.fleet import Floats, Ints
 from fedcluster.models.flat_model import FlatModel, Loss
 from fedcluster.models.local_sgd import Batches
+from fedcluster.reporting import Track
 from fedcluster.rng import stream
-from fedcluster.runs.progress import Display
 from fedcluster.training.survey import sample_rows
 from fedcluster.training.threads import in_order
 
@@ -47,7 +47,7 @@ def smoothness(
     devices: Ints,
     local: Local,
     seed: int,
-    display: Display,
+    track: Track,
 ) -> Range:
     """The range of L at w over these devices, with a thread for each flat model."""
     for flat_model in flat_models:
@@ -76,12 +76,12 @@ def smoothness(
             iteration.advance(2)
 
     numbers = [int(k) for k in devices]
-    tracked = display.track(numbers, "curvature of the devices", "devices")
+    tracked = track(numbers, "curvature of the devices", "devices")
     screened = np.array(list(in_order(screen, tracked, flat_models)))
     measured: dict[int, Range] = {}
     for group in groups(screened):
         before = max((bounds.low for bounds in measured.values()), default=0.0)
-        tracked = display.track([numbers[i] for i in group], "largest curvatures", "devices")
+        tracked = track([numbers[i] for i in group], "largest curvatures", "devices")
         measured |= dict(zip(group, in_order(measure, tracked, flat_models), strict=True))
         if before and max(measured[i].low for i in group) <= (1 + MIN_GAIN) * before:
             break

@@ -5,7 +5,7 @@ of from each device. A checkpoint therefore says where every device was, and a d
 cycle from the state with which it began it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -28,13 +28,13 @@ from fedcluster.flower.messages import (
 )
 from fedcluster.flower.registry import Registration, Registry, read_registration
 from fedcluster.flower.transport import OFFLINE, SILENT, Notifier, Outcome, Reply, Transport, unpack_outcome
+from fedcluster.reporting import Say
 from fedcluster.state import Message as Tensors
 from fedcluster.state import Unsent, Update
 from fedcluster.training.executors.in_process import DeviceStates
 
 IDENTIFY_SECONDS = 600.0  # for a node to identify itself, which may include loading its data; nobody waits for it
 REMOTE_STATE: Tensors = {"phase": torch.zeros(1, dtype=torch.int64)}  # what the server keeps of a device with state
-Say = Callable[[str], None]
 
 
 @dataclass(eq=False)

@@ -134,7 +134,8 @@ def deploy(
         display.announce("\n".join([describe_clusters(registry), *registry.capped_claims()]))
         if not folder.begun:
             registry.save()
-        state, record, previous = begin(setup, folder, display)
+        state, record, previous = begin(setup, folder, display.say)
+        display.begin(experiment.rounds, setup.clusters.count, done=state.round)
         recorder = Recorder(folder.path, previous, repeats=True)
         # a device keeps its state from before and after its latest cycle only, so the server must not fall further back
         saving = Checkpoints(recorder, record, folder.run, every_round=bool(setup.initial_device_state))
@@ -164,7 +165,7 @@ def open_finished(experiment: Experiment, folder: Folder, display: Display) -> R
     """The result of a run that has finished before; it needs no devices."""
     with repeatable():
         setup = prepare(RegistrySchedule(Registry(experiment, registry_file(folder))), display.say)
-        history = load_finished(folder, setup, display)
+        history = load_finished(folder, setup, display.say)
         display.say(f"{folder.path} is finished: nothing to do")
         return Result(history, setup.flat_model.module, folder.path)
 

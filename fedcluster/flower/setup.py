@@ -9,10 +9,11 @@ from fedcluster.data.targets import PLURALS
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import WITH_DEVICES, Data
 from fedcluster.flower.device import PLAN
-from fedcluster.flower.executor import REMOTE_STATE, FlowerExecutor, NodeDirectory, NoExecutor, Say
+from fedcluster.flower.executor import REMOTE_STATE, FlowerExecutor, NodeDirectory, NoExecutor
 from fedcluster.flower.registry import MAX_DEVICES, Registry, RegistrySchedule
 from fedcluster.models import tasks, zoo
 from fedcluster.models.tasks import Task
+from fedcluster.reporting import Say
 from fedcluster.training.setup import Setup, assemble, build_trainer, check_output, with_targets
 
 

@@ -24,11 +24,11 @@ from filelock import FileLock, Timeout
 from fedcluster.errors import BadRun
 from fedcluster.experiment import Experiment, changes, parse, read
 from fedcluster.files import write_atomically
+from fedcluster.reporting import Say
 from fedcluster.runs import checkpoint
 from fedcluster.runs.devices import DEVICES, TABLE
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import CYCLES, METRICS, Altered, Kept, beginning, read_lines
-from fedcluster.runs.progress import Display
 from fedcluster.state import Message, State
 
 MODEL, BEST = "model.safetensors", "best.safetensors"
@@ -120,7 +120,7 @@ class Folder:
                 "put the old files back, or choose another --out"
             )
 
-    def begin(self, facts: dict[str, Any], display: Display) -> None:
+    def begin(self, facts: dict[str, Any], say: Say) -> None:
         """Tidy up after a run that was killed, check what it stood on, and say what else is different now."""
         for torn in [*self.path.glob(".*.tmp"), *self.path.glob("checkpoint/.*.tmp")]:
             torn.unlink(missing_ok=True)
@@ -132,13 +132,11 @@ class Folder:
         for what in ("arithmetic", "cohorts"):
             if before.get(what) not in (None, facts[what]):
                 kind = "cohorts" if what == "cohorts" else "steps"
-                display.say(
-                    f"begun with {before[what]} {kind}, going on with {facts[what]} ones: the last digits will differ"
-                )
+                say(f"begun with {before[what]} {kind}, going on with {facts[what]} ones: the last digits will differ")
         other = [f"{name} {before[name]}" for name in VERSIONS if before.get(name) not in (None, facts[name])]
         if other:
             now = ", ".join(f"{name} {facts[name]}" for name in VERSIONS if before.get(name) not in (None, facts[name]))
-            display.say(f"begun under {', '.join(other)}, going on under {now}: the last digits may differ")
+            say(f"begun under {', '.join(other)}, going on under {now}: the last digits may differ")
         self.run = digest(
             {"experiment": digest(rest(self.experiment.to_dict())), "fingerprints": facts["fingerprints"]}
         )
@@ -150,7 +148,7 @@ class Folder:
         devices: int,
         cycles: int,
         files: Sequence[str],
-        display: Display,
+        say: Say,
     ) -> Resumed:
         """The newest checkpoint that is whole and whose lines are all in these files, else the start. What is of
         another run, or no longer belongs together, is refused."""
@@ -171,10 +169,10 @@ class Folder:
                     f"file back from a copy, or remove {path.parent} to train again from the start"
                 )
             except (ValueError, KeyError) as error:
-                display.say(f"checkpoint {path.stem} is {error}; going back to the one before")
+                say(f"checkpoint {path.stem} is {error}; going back to the one before")
             else:
                 if altered:
-                    display.say(f"{altered.args[0].split(',')[0]}; going back to checkpoint {path.stem}")
+                    say(f"{altered.args[0].split(',')[0]}; going back to checkpoint {path.stem}")
                 return Resumed(stored.state, stored.ledger, stored.seconds, kept)
         if altered:
             raise altered
@@ -207,14 +205,14 @@ class Folder:
         self.note(self.facts() | {"finished": digests | {MODEL: sha256(model).hexdigest()}})
         self.write(MODEL, model)
 
-    def check_finished(self, display: Display) -> None:
+    def check_finished(self, say: Say) -> None:
         """That the files of a finished run are those that it wrote."""
         facts = self.facts()
         digests = facts.get("finished")
         if not facts:
             raise BadRun(f"{self.path}/run.json is gone: delete {MODEL} too, and --resume writes them again")
         if digests is None:
-            display.say(f"{self.path} was written by fedcluster 0.1, without digests: what it holds is not checked")
+            say(f"{self.path} was written by fedcluster 0.1, without digests: what it holds is not checked")
             return
         for name, expected in digests.items():
             path = self.path / name

@@ -1,12 +1,12 @@
 """The best model as a callback: best.safetensors holds the model of the round with the best score."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedcluster.files import write_atomically
+from fedcluster.reporting import Say
 from fedcluster.runs.directory import BEST, Folder
 from fedcluster.runs.metrics import Line
 from fedcluster.state import State
@@ -17,7 +17,7 @@ from fedcluster.training.setup import Setup
 class BestModel(Callback):
     """Keeps the model of the first round with the best value of a score, such as "test_accuracy"."""
 
-    def __init__(self, folder: Path, score: str, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, score: str, say: Say) -> None:
         self.path, self.score, self.say = folder / BEST, score, say
 
     def on_run_start(self, setup: Setup, state: State, history: list[Line]) -> None:
@@ -38,7 +38,7 @@ class BestModel(Callback):
             write_atomically(self.path, save(self.flat_model.state_dict(state.model), about))
 
 
-def keep_best(setup: Setup, folder: Folder, say: Callable[[str], None]) -> list[Callback]:
+def keep_best(setup: Setup, folder: Folder, say: Say) -> list[Callback]:
     """The callback that `eval.best` asks for, if it does."""
     score = setup.experiment.eval.best
     if score is None:

@@ -1,6 +1,5 @@
 """A run and its folder: what the run depends on, where it begins or resumes, and what it leaves when it ends."""
 
-from collections.abc import Callable
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -12,19 +11,17 @@ from safetensors.torch import load_file, save
 import fedcluster
 from fedcluster.errors import BadRun
 from fedcluster.experiment import Experiment
+from fedcluster.reporting import Say
 from fedcluster.runs import fingerprints as code
 from fedcluster.runs.devices import DEVICES, TABLE, write_table
 from fedcluster.runs.directory import MODEL, Folder
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import CYCLES, METRICS, Kept, Line, Record, read_lines
 from fedcluster.runs.plots import curves, device_plot
-from fedcluster.runs.progress import Display
 from fedcluster.state import State
 from fedcluster.training.description import describe
 from fedcluster.training.executors.stacked import Stacked
 from fedcluster.training.setup import Setup
-
-Say = Callable[[str], None]
 
 
 class Begun(NamedTuple):
@@ -35,30 +32,28 @@ class Begun(NamedTuple):
     kept: dict[str, Kept]
 
 
-def begin(setup: Setup, folder: Folder | None, display: Display) -> Begun:
+def begin(setup: Setup, folder: Folder | None, say: Say) -> Begun:
     """From the start, or from where the folder's run stopped."""
     rounds, cycles, timed = setup.experiment.rounds, setup.clusters.count, setup.clock is not None
     if folder is None:
-        display.begin(rounds, cycles, done=0)
         return Begun(setup.start, Record(Ledger(setup.devices), timed=timed), {})
     known = facts(setup, folder.facts(check=False).get("start"))
-    folder.begin(known, display)
+    folder.begin(known, say)
     if folder.ended:  # and shall train longer
-        folder.check_finished(display)
+        folder.check_finished(say)
     files = [METRICS, CYCLES, *([DEVICES] if setup.evaluate_devices else [])]
-    resumed = folder.restore(setup.start, setup.initial_device_state, setup.devices, cycles, files, display)
+    resumed = folder.restore(setup.start, setup.initial_device_state, setup.devices, cycles, files, say)
     folder.reopen(resumed.state.round)
     folder.note(known)
     state, kept = resumed.state, resumed.kept
     if folder.begun:
-        display.say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
+        say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
     if (before := folder.planned_rounds) not in (None, rounds) and (state.round or state.cycle):
         for key in horizon_schedules(setup.experiment):
-            display.say(
+            say(
                 f"{key} depends on the number of rounds: rounds up to {state.round} followed that of {before} rounds, "
                 f"the others follow that of {rounds}, so the result is not that of {rounds} rounds at once"
             )
-    display.begin(rounds, cycles, done=state.round)
     record = Record(resumed.ledger, resumed.seconds, kept[METRICS].lines, kept[CYCLES].lines, timed)
     return Begun(state, record, kept)
 
@@ -126,11 +121,11 @@ def finish(folder: Folder, setup: Setup, state: State, history: list[Line]) -> N
     folder.finish(save(setup.flat_model.state_dict(state.model)))
 
 
-def load_finished(folder: Folder, setup: Setup, display: Display) -> list[Line]:
+def load_finished(folder: Folder, setup: Setup, say: Say) -> list[Line]:
     """The lines of a run that is finished. Its model is loaded into the setup's. Files are checked against the digests
     that the run noted when it ended."""
     folder.compare(fingerprints(setup))
-    folder.check_finished(display)
+    folder.check_finished(say)
     path = folder.path / MODEL
     try:
         setup.flat_model.load(setup.flat_model.from_state_dict(load_file(path)))

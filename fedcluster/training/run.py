@@ -76,13 +76,13 @@ def run(
     with closing(folder) if folder else nullcontext(), repeatable(), display, process_group(device):
         if precision == "bf16" and (why := emulated(torch.device(device))):
             display.say(f"{why}, so that --precision bf16 is emulated, and slower than float32")
-        setup = prepare(experiment, display, device, precision)
+        setup = prepare(experiment, display.say, device, precision, display.track)
         if precision == "bf16" and supports(setup.flat_model.module) and device == "cpu":
             display.say("in float32 the compiled engine trains this model, which may be faster than bf16")
         if warning := over_budget(setup, strict_budget):
             display.say(warning)
         if all_reduce_sum(folder is not None and folder.finished):
-            history = load_finished(folder, setup, display) if folder else []
+            history = load_finished(folder, setup, display.say) if folder else []
             display.say(f"{out} is finished: nothing to do")
             return Result(history, setup.flat_model.module, folder.path if folder else None)
         display.announce(describe(setup))
@@ -90,7 +90,7 @@ def run(
             display.say(inequality)
         if cohorts == "auto" and folder:
             cohorts = folder.noted("cohorts") or cohorts
-        setup = choose_executor(setup, workers, cohorts, display)
+        setup = choose_executor(setup, workers, cohorts, display.say)
         check_ranks_match(
             versions()
             | {
@@ -100,7 +100,8 @@ def run(
             }
         )
         rules, keeping = stop_rule(setup), keep_best(setup, folder, display.say) if folder else []
-        state, record, kept = begin(setup, folder, display)
+        state, record, kept = begin(setup, folder, display.say)
+        display.begin(experiment.rounds, setup.clusters.count, done=state.round)
         recorder = Recorder(folder.path, kept) if folder else None
         own: list[Callback] = [Progress(display, setup.schedule.name)]
         if folder and recorder:

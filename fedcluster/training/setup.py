@@ -27,8 +27,8 @@ from fedcluster.models.flat_model import FlatModel, Objective, output_tensor
 from fedcluster.models.kernels import unavailable_reason
 from fedcluster.models.schedules import Rates
 from fedcluster.models.tasks import Task, metrics_of
+from fedcluster.reporting import Say, Track, silent, untracked
 from fedcluster.runs.ledger import size
-from fedcluster.runs.progress import Display
 from fedcluster.state import Message, State
 from fedcluster.training.device_evaluation import DeviceEvaluation, DeviceEvaluator
 from fedcluster.training.evaluation import SAMPLE, Evaluator
@@ -68,29 +68,33 @@ class Setup:
     min_updates: int = 0  # with fewer a cycle fails, and a round of nothing else is taken again: in a federation
 
 
-def prepare(experiment: Experiment, display: Display, device: str = "cpu", precision: str = "float32") -> Setup:
+def prepare(
+    experiment: Experiment,
+    say: Say = silent,
+    device: str = "cpu",
+    precision: str = "float32",
+    track: Track = untracked,
+) -> Setup:
     """Experiment -> dataset -> fleet -> clusters -> schedule, and the learner with its start W_0."""
     seed, options = experiment.seed, experiment.clusters
-    dataset, task = open_data(experiment, display)
+    dataset, task = open_data(experiment, say)
     everyone, partition = fleet.build(experiment.fleet, dataset, seed, experiment.accept.cap(claimed=False))
     dataset = partition.dataset or dataset
     if partition.repeats:
-        display.say(
-            f"{dataset.name}: a class is smaller than a device's share of it, so devices hold samples more than once"
-        )
-    groups = build_clusters(experiment, dataset, everyone, partition, display)
+        say(f"{dataset.name}: a class is smaller than a device's share of it, so devices hold samples more than once")
+    groups = build_clusters(experiment, dataset, everyone, partition, say, track)
     if groups.left_out():
-        display.say(f"{groups.left_out():,} of {len(everyone):,} devices are in no cluster, so they take no part")
+        say(f"{groups.left_out():,} of {len(everyone):,} devices are in no cluster, so they take no part")
     schedule = Schedule(
         options, everyone, groups, seed, 1.0 if experiment.clock is None else experiment.clock.over_select
     )
     central = experiment.method == "centralized"
-    local = pooled_budget(experiment, everyone, schedule, display) if central else experiment.local
+    local = pooled_budget(experiment, everyone, schedule, say) if central else experiment.local
     trainer = build_trainer(experiment, dataset.spec, device, local, precision)
     flat_model = trainer.flat_model
     check_output(flat_model, dataset, task)
     if flat_model.could_be_compiled and flat_model.network is None:
-        display.say(f"training with torch, which is slower for this model: {unavailable_reason()}")
+        say(f"training with torch, which is slower for this model: {unavailable_reason()}")
     sample, held_out = partition.pooled(SAMPLE, seed), partition.held_out
     if central:
         partition = pool(partition, dataset, seed)
@@ -155,26 +159,26 @@ def assemble(
     )
 
 
-def open_data(experiment: Experiment, display: Display) -> tuple[Dataset, Task]:
+def open_data(experiment: Experiment, say: Say) -> tuple[Dataset, Task]:
     """The data, with targets as the task takes them. What the data decide is said: the task, the partition and the
     model, where the experiment leaves them open or they need what the data do not have."""
-    dataset = sources.open_dataset(experiment.data, display.say, tasks.target_of(experiment))
+    dataset = sources.open_dataset(experiment.data, say, tasks.target_of(experiment))
     task = tasks.build(experiment, dataset.target)
     dataset = with_targets(dataset, task)
     if dataset.target == "number" and bool((dataset.y_train == dataset.y_train[:1]).all()):
         raise BadData(f"{dataset.name}: the target is the same in all training rows, so there is nothing to learn")
     if experiment.task.name is None and task.name != "classification":
-        display.say(f"{dataset.name}: the targets are {PLURALS[dataset.target]}, so the task is {task.name}")
+        say(f"{dataset.name}: the targets are {PLURALS[dataset.target]}, so the task is {task.name}")
     chosen = partitions.usable(experiment.fleet, dataset).partition
     if chosen != experiment.fleet.partition:
         devices = "the devices that the data name" if chosen == "natural" else "every device draws from all rows"
-        display.say(
+        say(
             f'fleet.partition = "{experiment.fleet.partition}" needs class labels, which {dataset.name} does not have: '
             f'"{chosen}" is used instead ({devices})'
         )
     if experiment.model.name is None and zoo.default_name(dataset.spec) != "alexnet":
         what = "token ids" if dataset.vocabulary else "rows of numbers"
-        display.say(f"{dataset.name}: samples are {what}, so the model is {zoo.default_name(dataset.spec)}")
+        say(f"{dataset.name}: samples are {what}, so the model is {zoo.default_name(dataset.spec)}")
     return dataset, task
 
 
@@ -230,18 +234,18 @@ def build_trainer(
 
 
 def build_clusters(
-    experiment: Experiment, dataset: Dataset, everyone: fleet.Fleet, partition: Partition, display: Display
+    experiment: Experiment, dataset: Dataset, everyone: fleet.Fleet, partition: Partition, say: Say, track: Track
 ) -> clusters.Clusters:
     """The clusters. With clusters.features = "gradients" they go by gradients of the task's loss at W_0; under torchrun
     these are rank 0's."""
     options, seed, features = experiment.clusters, experiment.seed, None
     searched = options.method in ("balanced", "similar")
     if searched and len(everyone) >= MANY:
-        display.say(f"looking for {options.method} clusters of {len(everyone):,} devices")
+        say(f"looking for {options.method} clusters of {len(everyone):,} devices")
     if searched and options.features == "gradients":
         flat_model = build_model(experiment, dataset)
         features = gradient_sketches(
-            [flat_model], flat_model.w.clone(), dataset, partition, experiment.local, seed, display
+            [flat_model], flat_model.w.clone(), dataset, partition, experiment.local, seed, track
         )
         features = broadcast_array(features)
     return clusters.build(options, everyone, seed, features)
@@ -262,7 +266,7 @@ def executor_of(experiment: Experiment, dataset: Dataset, precision: str = "floa
     return InProcess(trainer, dataset, partition)
 
 
-def choose_executor(setup: Setup, workers: int, cohorts: str, display: Display) -> Setup:
+def choose_executor(setup: Setup, workers: int, cohorts: str, say: Say = silent) -> Setup:
     """Let a cohort be trained at once, or by several processes, torchrun's or our own, where there is something to
     share out."""
     experiment, here = setup.experiment, setup.executor
@@ -277,29 +281,29 @@ def choose_executor(setup: Setup, workers: int, cohorts: str, display: Display) 
         return replace(setup, executor=Distributed(here))
     largest = max(setup.schedule.round(0), key=lambda cycle: len(cycle.cohort))
     count = min(workers, len(largest.cohort)) if here.flat_model.device.type == "cpu" else 1
-    if should_stack(here, cohorts, largest, setup.algorithm.phases[0].broadcast(setup.start), count, display):
+    if should_stack(here, cohorts, largest, setup.algorithm.phases[0].broadcast(setup.start), count, say):
         return replace(setup, executor=Stacked(here))
     if count < 2:
         return setup
     if not sendable(experiment):
-        display.say("training in one process: a function of the experiment cannot be imported by another")
+        say("training in one process: a function of the experiment cannot be imported by another")
         return setup
     cycles = experiment.rounds * setup.clusters.count
-    return replace(setup, executor=Workers(count, cycles, here, experiment, setup.start, display))
+    return replace(setup, executor=Workers(count, cycles, here, experiment, setup.start, say))
 
 
-def should_stack(here: InProcess, cohorts: str, largest: Cycle, sent: Message, count: int, display: Display) -> bool:
+def should_stack(here: InProcess, cohorts: str, largest: Cycle, sent: Message, count: int, say: Say) -> bool:
     """Whether a cohort is to be trained in stacks; what cannot be, is not."""
     if cohorts == "sequential" or len(largest.cohort) < 2:
         return False
     why = stackable(here)
     if why is not None:
-        display.say(f"training one device after the other: this model cannot be stacked ({why})")
+        say(f"training one device after the other: this model cannot be stacked ({why})")
         return False
     if cohorts == "stacked":
         return True
     won = faster(here, largest, sent, count)
-    display.say(f"cohorts are trained {'in stacks' if won else 'one device after the other'}, which is faster here")
+    say(f"cohorts are trained {'in stacks' if won else 'one device after the other'}, which is faster here")
     return won
 
 
@@ -378,7 +382,7 @@ def describe_value(value: object) -> str:
     return f"of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
-def pooled_budget(experiment: Experiment, everyone: fleet.Fleet, schedule: Schedule, display: Display) -> Local:
+def pooled_budget(experiment: Experiment, everyone: fleet.Fleet, schedule: Schedule, say: Say) -> Local:
     """Centralized SGD spends in a round the samples that the fleet's cohorts spend: the paper's 1000 x 60. A sentence
     says so where whole steps cannot."""
     options, local = experiment.centralized, experiment.local
@@ -387,7 +391,7 @@ def pooled_budget(experiment: Experiment, everyone: fleet.Fleet, schedule: Sched
     steps = options.steps or max(1, round(spent / one_step))
     if options.steps is None and steps * one_step != spent:
         average = "" if isinstance(local.steps, int) and local.batch != "full" else " on average"
-        display.say(
+        say(
             f"centralized training takes {steps:,} step{'s' * (steps > 1)} of {one_step:,} samples a round, "
             f"{steps * one_step:,} in all; the fleet's cohorts use {spent:,.0f}{average}"
         )

@@ -19,8 +19,8 @@ from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Fleet, Floats, Ints
 from fedcluster.models.flat_model import FlatModel, Loss
 from fedcluster.models.local_sgd import Batches
+from fedcluster.reporting import Track
 from fedcluster.rng import stream
-from fedcluster.runs.progress import Display
 from fedcluster.training.sketches import Sketch
 from fedcluster.training.threads import in_order
 
@@ -57,7 +57,7 @@ def survey(
     devices: Ints,
     local: Local,
     seed: int,
-    display: Display,
+    track: Track,
     clusters: Clusters | None = None,
     what: str = "gradients of the devices",
 ) -> Survey:
@@ -90,7 +90,7 @@ def survey(
         return gradient.cpu()
 
     tools = [(flat_model, single_gradients(flat_model, w, dataset)) for flat_model in flat_models]
-    for i, gradient in enumerate(in_order(look, display.track(range(n), what, "devices"), tools)):
+    for i, gradient in enumerate(in_order(look, track(range(n), what, "devices"), tools)):
         total.add_(gradient, alpha=float(weights[i]))
         if clusters is not None and exact:
             sums[clusters.assignment[devices[i]]].add_(gradient, alpha=float(weights[i]))
@@ -182,7 +182,7 @@ def gradient_sketches(
     partition: Partition,
     local: Local,
     seed: int,
-    display: Display,
+    track: Track,
 ) -> Floats:
     """Only the sketches: what clusters are made from with clusters.features = "gradients"."""
     sketch = Sketch(flat_models[0].size, seed)
@@ -194,7 +194,7 @@ def gradient_sketches(
         return sketch(gradient)
 
     sketches = np.zeros((len(partition), sketch.length), np.float32)
-    watched = display.track(range(len(partition)), "gradients of the devices", "devices")
+    watched = track(range(len(partition)), "gradients of the devices", "devices")
     for k, row in enumerate(in_order(look, watched, flat_models)):
         sketches[k] = row.numpy()
     return sketches

@@ -116,7 +116,7 @@ def test_one_cluster_is_fedavg(model: str) -> None:
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    expected = fedavg(prepare.prepare(experiment, Display()), 3, devices=5, steps=5, batch=8, lr=0.1)
+    expected = fedavg(prepare.prepare(experiment), 3, devices=5, steps=5, batch=8, lr=0.1)
     torch.set_num_threads(threads)
     result = fedcluster.run(experiment, display=Display())
     for ours, theirs in zip(result.model.parameters(), expected, strict=True):
@@ -125,7 +125,7 @@ def test_one_cluster_is_fedavg(model: str) -> None:
 
 def test_centralized_spends_the_same_samples() -> None:
     experiment = fedcluster.Experiment(method="centralized")
-    setup = prepare.prepare(experiment.override(**{"model.name": "logistic"}), Display())
+    setup = prepare.prepare(experiment.override(**{"model.name": "logistic"}))
     assert isinstance(setup.executor, InProcess)
     assert (setup.executor.options.steps, setup.executor.options.batch) == (1000, 60)
     assert setup.fleet.sizes.tolist() == [500_000]
@@ -145,8 +145,7 @@ def test_unequal_devices_weigh_by_their_samples() -> None:
     setup = prepare.prepare(
         fedcluster.Experiment(
             data={"name": dataset}, fleet={"partition": "natural"}, clusters={"count": 2}, model={"name": "logistic"}
-        ),
-        Display(),
+        )
     )
     sizes = np.bincount(data["device_train"])
     np.testing.assert_allclose(setup.fleet.weights, sizes / sizes.sum())
@@ -240,7 +239,7 @@ def test_centralized_training_is_one_optimizer_over_all_rounds(optimizer: str) -
     """Full batches: two rounds of three steps are one round of six, and those are torch's."""
     data = blobs()
     x, y = torch.tensor(data["x_train"]), torch.tensor(data["y_train"])
-    setup = prepare.prepare(centralized(optimizer, 2, 3), Display())
+    setup = prepare.prepare(centralized(optimizer, 2, 3))
     model = deepcopy(setup.flat_model.module)
     for p in model.parameters():
         p.data, p.grad = p.data.clone(), None
@@ -278,12 +277,8 @@ def test_a_resumed_centralized_run_goes_on_with_its_moments(
 def test_centralized_training_says_when_whole_steps_cannot_spend_the_same_samples() -> None:
     said: list[str] = []
 
-    class Listen(Display):
-        def say(self, text: str) -> None:
-            said.append(text)
-
     def budget(**keys: Any) -> int:
-        setup = prepare.prepare(natural(batch="full", steps=3).override(method="centralized", **keys), Listen())
+        setup = prepare.prepare(natural(batch="full", steps=3).override(method="centralized", **keys), said.append)
         assert isinstance(setup.executor, InProcess)
         assert isinstance(setup.executor.options.steps, int)
         return setup.executor.options.steps

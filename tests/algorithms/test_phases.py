@@ -17,7 +17,6 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import Objective
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Record
-from fedcluster.runs.progress import Display
 from fedcluster.state import Accepted, Message, State, Update
 from fedcluster.training import cycle
 from fedcluster.training import loop as training
@@ -51,7 +50,7 @@ class Lossy(InProcess):
 def trained(
     described: fedcluster.Experiment, lost: Lost | None = None, spoiled: Lost | None = None
 ) -> tuple[prepare.Setup, State, Ledger]:
-    setup = prepare.prepare(described, Display())
+    setup = prepare.prepare(described)
     assert isinstance(setup.executor, InProcess)
     setup = replace(setup, executor=Lossy(setup.executor, lost or set(), spoiled or set()))
     record = Record(Ledger(setup.devices))

@@ -17,6 +17,7 @@ from fedcluster.analysis.smoothness import smoothness
 from fedcluster.cli.tables import ruled
 from fedcluster.experiment import load
 from fedcluster.models.flat_model import FlatModel
+from fedcluster.reporting import untracked
 from fedcluster.runs.progress import Display
 from fedcluster.training.setup import prepare
 from fedcluster.training.threads import repeatable
@@ -58,7 +59,7 @@ def test_analyze_says_what_fails_first_and_adds_up(here: Here, write_experiment:
 
 def test_models_are_found_in_folders_checkpoints_and_files(here: Here, write_experiment: Write, tmp_path: Path) -> None:
     assert here("run", write_experiment(), "--out", "run")[0] == 0
-    setup = prepare(load(write_experiment()), Display())
+    setup = prepare(load(write_experiment()))
     newest = max((tmp_path / "run" / "checkpoint").glob("*.json"))
     *_, (_, folder) = analyze.models_at(tmp_path / "run", setup, setup.flat_model)
     (name, stored), *_ = analyze.models_at(newest, setup, setup.flat_model)
@@ -218,7 +219,7 @@ def test_the_advised_M_does_not_change_with_the_seed_of_the_estimate(write_exper
         recommended, ranges = set(), []
         for seed in range(4):
             devices = np.arange(24)
-            evaluate.L = smoothness(flat_models, w, setup.dataset, setup.partition, devices, local, seed, Display())
+            evaluate.L = smoothness(flat_models, w, setup.dataset, setup.partition, devices, local, seed, untracked)
             ranges.append(evaluate.L)
             counts = advise.cluster_counts(24, 0.5)
             candidates = [evaluate(str(M), experiment.clusters.model_copy(update={"count": M})) for M in counts]
@@ -289,7 +290,7 @@ def test_clusters_from_gradients_are_repeatable_and_better(here: Here, write_exp
         H[method] = analyze.analyze(load(path)).largest.H_cluster
         assert here("run", path, "--out", method)[0] == 0
         assert here("partition", path, "--out", f"{method}-partition")[0] == 0
-        once, again = (prepare(load(path), Display()).clusters.assignment for _ in range(2))
+        once, again = (prepare(load(path)).clusters.assignment for _ in range(2))
         assert (once == again).all()
     assert H["balanced"] < 0.5 * H["random"] < 0.5 * H["similar"]
     code, _, err = here("run", tmp_path / "balanced.toml", "--out", "balanced", "--resume")

@@ -29,7 +29,7 @@ from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.layers import normalise
 from fedcluster.models.local_sgd import Batches
 from fedcluster.models.zoo import AlexNet, Logistic
-from fedcluster.runs.progress import Display
+from fedcluster.reporting import untracked
 from fedcluster.training.sketches import Sketch
 from fedcluster.training.survey import Survey, loss_and_gradient, single_gradients, square_deviations, survey
 from fedcluster.training.threads import in_order, repeatable
@@ -68,7 +68,7 @@ def test_everything_by_hand_on_three_devices() -> None:
     flat_model = FlatModel(Mean(2), objective=mean_distance)
     clusters = Clusters(np.array([0, 1, 1]), 2)
     found = survey(
-        [flat_model], flat_model.w.clone(), fleet, data, partition, np.arange(3), Local(batch=3), 0, Display(), clusters
+        [flat_model], flat_model.w.clone(), fleet, data, partition, np.arange(3), Local(batch=3), 0, untracked, clusters
     )
     # f = 1/2 (0 + 4 + 10 + 25) / 4, g = (-2, -3/4)
     assert fleet.weights @ found.losses == pytest.approx(39 / 8)
@@ -206,7 +206,7 @@ def test_a_survey_of_a_real_model_against_all_gradients_at_once() -> None:
     flat_model = FlatModel(Logistic((5,), 3))
     clusters = Clusters(np.array([0, 1, 2, 0, 1, 2, 0]), 3)
     w = flat_model.w.clone()
-    found = survey([flat_model], w, fleet, data, partition, np.arange(7), Local(batch=4), 0, Display(), clusters)
+    found = survey([flat_model], w, fleet, data, partition, np.arange(7), Local(batch=4), 0, untracked, clusters)
     gradients = []
     for k in range(len(fleet)):
         weights = w.clone().requires_grad_()
@@ -229,7 +229,7 @@ def test_threads_change_no_bit_of_a_survey() -> None:
     torch.manual_seed(0)
     flat_models = [FlatModel(Logistic((5,), 3)) for _ in range(3)]
     w, clusters = flat_models[0].w.clone(), Clusters(np.array([0, 1, 2, 0, 1, 2, 0]), 3)
-    parts = fleet, data, partition, np.arange(7), Local(batch=4), 0, Display(), clusters
+    parts = fleet, data, partition, np.arange(7), Local(batch=4), 0, untracked, clusters
     one, three = survey(flat_models[:1], w, *parts), survey(flat_models, w, *parts)
     for name in ("losses", "norms", "variances", "sketches", "gradient", "between"):
         assert np.array_equal(getattr(one, name), getattr(three, name)), name
@@ -255,7 +255,7 @@ def test_a_sample_of_rows_knows_its_error(monkeypatch: pytest.MonkeyPatch) -> No
     flat_model = FlatModel(Mean(2), objective=mean_distance)
     monkeypatch.setattr("fedcluster.training.survey.ROWS", 0)  # as in a large fleet
     found = survey(
-        [flat_model], flat_model.w.clone(), fleet, data, partition, np.arange(10), Local(batch=1), 0, Display()
+        [flat_model], flat_model.w.clone(), fleet, data, partition, np.arange(10), Local(batch=1), 0, untracked
     )
     true = np.array([x[k * 400 : (k + 1) * 400].var(axis=0).sum() for k in range(10)])
     assert (np.abs(found.variances - true) <= 3 * found.errors).sum() >= 9
@@ -344,7 +344,7 @@ def test_a_model_that_torch_func_cannot_take_gives_the_same_one_by_one() -> None
 def test_smoothness_of_a_quadratic() -> None:
     data, _fleet, partition = three_devices()
     flat_model = FlatModel(Mean(2, [3.0, 7.5]), objective=mean_distance)
-    found = smoothness([flat_model], flat_model.w.clone(), data, partition, np.arange(3), Local(), 0, Display())
+    found = smoothness([flat_model], flat_model.w.clone(), data, partition, np.arange(3), Local(), 0, untracked)
     assert (found.low, found.high) == pytest.approx((7.5, 7.5), rel=1e-3)
 
 
@@ -405,7 +405,7 @@ def test_L_is_the_largest_of_all_devices_whatever_the_seed(workers: int) -> None
         hessian = torch.autograd.functional.hessian(loss, w)  # type: ignore[no-untyped-call]
         largest = max(largest, float(torch.linalg.eigvalsh(hessian).abs().max()))
     for seed in range(3):
-        found = smoothness(flat_models, w, data, partition, np.arange(len(fleet)), Local(), seed, Display())
+        found = smoothness(flat_models, w, data, partition, np.arange(len(fleet)), Local(), seed, untracked)
         assert found.low == pytest.approx(largest, rel=0.01)
         assert largest * (1 - 1e-4) <= found.high <= 1.15 * largest
 

@@ -29,7 +29,6 @@ from fedcluster.analysis.paper.figures import CONTROL, FEDAVG, FEDCLUSTER, FIGUR
 from fedcluster.analysis.paper.reproduce import complete, job
 from fedcluster.analysis.tuning import TUNING_SEEDS, rate
 from fedcluster.training.setup import prepare
-from tests.training.test_stacked import Listen
 
 
 def history(*losses: float) -> list[dict[str, Any]]:
@@ -77,7 +76,7 @@ def test_the_control_has_cohorts_and_no_clusters(monkeypatch: pytest.MonkeyPatch
     described = experiment(panel, CONTROL, "quick", "paper", 0).override(
         **{"data.name": "digits", "model.name": "logistic"}
     )
-    schedule = prepare(described, Listen()).schedule
+    schedule = prepare(described).schedule
     rounds = [schedule.round(j) for j in range(2)]
     for cycles in rounds:
         devices = np.concatenate([cycle.cohort for cycle in cycles])
@@ -85,7 +84,7 @@ def test_the_control_has_cohorts_and_no_clusters(monkeypatch: pytest.MonkeyPatch
         assert len(np.unique(devices)) == len(devices) == 100
     groups = [schedule.round(j)[0].cohort.tolist() for j in range(2)]
     assert groups[0] != groups[1]
-    again = prepare(described, Listen()).schedule.round(1)
+    again = prepare(described).schedule.round(1)
     assert [c.cohort.tolist() for c in again] == [c.cohort.tolist() for c in rounds[1]]
 
 

@@ -14,7 +14,6 @@ from fedcluster.data.partition import Partition, one_device
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Fleet, Section
 from fedcluster.fleet import fleet as fleets
-from fedcluster.runs.progress import Display
 from tests.conftest import Here
 
 CLASSES = 10
@@ -252,7 +251,7 @@ def test_spawned_workers_see_the_features_of_the_device(monkeypatch: pytest.Monk
         clusters={"count": 2},
         model={"name": "logistic"},
     )
-    setup = prepare(experiment, Display())
+    setup = prepare(experiment)
     assert setup.dataset is not None
     assert torch.equal(executor_of(experiment, setup.dataset).dataset.x_train, setup.dataset.x_train)
 

@@ -259,7 +259,7 @@ def test_without_losses_the_clock_changes_nothing_but_the_time() -> None:
 def test_every_message_of_an_algorithm_takes_time() -> None:
     sizes = {}
     for algorithm in ("fedavg", "mime", "scaffold"):
-        setup = prepare(EXPERIMENT.override(**{"local.algorithm": algorithm}), Display())
+        setup = prepare(EXPERIMENT.override(**{"local.algorithm": algorithm}))
         assert setup.clock is not None
         sizes[algorithm] = (setup.clock.down // 2600, setup.clock.up // 2600)
     assert sizes == {"fedavg": (1, 1), "mime": (2, 2), "scaffold": (2, 2)}
@@ -277,7 +277,7 @@ def test_every_message_of_an_algorithm_takes_time() -> None:
 )
 def test_bad_clocks_are_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(BadExperiment, match=said):
-        prepare(fedcluster.Experiment(**KEYS | {"clock": keys}), Display())
+        prepare(fedcluster.Experiment(**KEYS | {"clock": keys}))
 
 
 def test_centralized_training_has_no_clock() -> None:

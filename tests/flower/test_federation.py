@@ -267,7 +267,7 @@ def simulated(federation: Federation, experiment: fedcluster.Experiment) -> byte
     }
     owner = np.repeat(np.arange(11), [len(file["y_train"]) for file in files])
     dataset = fedcluster.Dataset(**pooled, device_train=owner, classes=10)
-    setup = prepare.prepare(experiment.override(data={"name": dataset}, fleet=Fleet(partition="natural")), Display())
+    setup = prepare.prepare(experiment.override(data={"name": dataset}, fleet=Fleet(partition="natural")))
     old = setup.executor
     assert isinstance(old, InProcess)
     assert setup.partition is not None

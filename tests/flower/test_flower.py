@@ -22,7 +22,6 @@ from fedcluster.flower.messages import InvalidMessage, get_int, pack, unpack
 from fedcluster.flower.registry import Registry, RegistrySchedule, read_registration
 from fedcluster.flower.round_start import RoundStart
 from fedcluster.flower.transport import unpacked_bytes
-from fedcluster.runs.progress import Display
 from fedcluster.state import State
 from fedcluster.training import setup as prepare
 from tests.conftest import Here, blobs
@@ -215,7 +214,7 @@ def test_a_simulation_counts_as_its_federation_does_where_the_experiment_says_ho
     keys: dict[str, Any] = {"data": {"name": dataset}, "fleet": {"partition": "natural"}, "model": {"name": "logistic"}}
     for cap, counts in ((None, [10, 20, 300]), (4, [10, 20, 80]), ("off", [10, 20, 300])):
         experiment = fedcluster.Experiment(**keys, clusters={"count": 1}, accept={"sample_cap": cap})
-        simulated = prepare.prepare(experiment, Display()).schedule.fleet.weights
+        simulated = prepare.prepare(experiment).schedule.fleet.weights
         assert simulated.tolist() == [count / sum(counts) for count in counts]
         registry = Registry(experiment)
         for device, samples in enumerate((10, 20, 300)):

@@ -11,7 +11,6 @@ from fedcluster.flower.device import Device, Identity
 from fedcluster.flower.registry import Registry
 from fedcluster.flower.setup import learned, plan_for
 from fedcluster.models.tasks import build
-from fedcluster.runs.progress import Display
 from fedcluster.training import setup as prepare
 from fedcluster.training.executors.in_process import InProcess
 from tests.models.test_tasks import NUMBERS, TOKENS, X, dataset, experiment
@@ -27,7 +26,7 @@ def test_devices_train_as_in_simulation(task: str, tmp_path: Path) -> None:
     (x, y), keys = CASES[task]
     data = dataset(x, y)
     described = experiment(data, **keys)
-    simulated = prepare.prepare(described, Display())
+    simulated = prepare.prepare(described)
     plan, registry = plan_for(simulated, None), Registry(described)
     sent = simulated.algorithm.broadcast(simulated.start)
     for k in range(5):

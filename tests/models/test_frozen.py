@@ -20,6 +20,7 @@ from fedcluster.flower.client_app import client_app
 from fedcluster.flower.device import Device, Identity
 from fedcluster.flower.messages import pack, unpack
 from fedcluster.models.flat_model import FlatModel
+from fedcluster.reporting import silent
 from fedcluster.runs.progress import Display
 from fedcluster.training.executors.in_process import InProcess
 from fedcluster.training.setup import build_trainer
@@ -116,9 +117,9 @@ def test_a_spawned_worker_with_other_frozen_weights_is_refused(monkeypatch: pyte
     monkeypatch.setattr(processes, "may_fork", lambda: False)
     described = experiment(model={"name": "tests.models.test_frozen:ever_another"})
     ever_another((5,), 3)  # a new process begins to count at 0
-    setup = prepare.prepare(described, Display())
+    setup = prepare.prepare(described)
     assert isinstance(setup.executor, InProcess)
-    workers = processes.Workers(2, 100, setup.executor, described, setup.start, Display())
+    workers = processes.Workers(2, 100, setup.executor, described, setup.start, silent)
     try:
         with pytest.raises(NotAlike, match="other frozen weights in a worker"):
             workers.start_all()

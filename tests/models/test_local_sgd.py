@@ -207,7 +207,7 @@ def test_epochs_with_workers_stacks_and_resume(algorithm: str, tmp_path: Path) -
 
 def test_centralized_training_spends_the_samples_of_the_epochs() -> None:
     display = Remember()
-    setup = prepare.prepare(experiment(method="centralized"), display)
+    setup = prepare.prepare(experiment(method="centralized"), display.say)
     spent = 2 * SIZES.sum()
     assert setup.algorithm.local.steps == round(spent / 60)
     assert setup.algorithm.local.epochs is None

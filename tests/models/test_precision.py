@@ -12,6 +12,7 @@ import fedcluster
 from fedcluster.errors import BadExperiment, BadRun
 from fedcluster.models import precision as precisions
 from fedcluster.models.flat_model import FlatModel
+from fedcluster.reporting import silent
 from fedcluster.runs.progress import Display
 from fedcluster.training import setup as prepare
 from fedcluster.training.executors import processes
@@ -117,9 +118,9 @@ def test_a_spawned_worker_has_the_same_precision(monkeypatch: pytest.MonkeyPatch
     """A worker with other arithmetic would be refused when it is ready."""
     monkeypatch.setattr(processes, "may_fork", lambda: False)
     described = experiment("logistic")
-    setup = prepare.prepare(described, Display(), precision="bf16")
+    setup = prepare.prepare(described, precision="bf16")
     assert isinstance(setup.executor, InProcess)
-    workers = processes.Workers(2, 100, setup.executor, described, setup.start, Display())
+    workers = processes.Workers(2, 100, setup.executor, described, setup.start, silent)
     try:
         workers.start_all()
         assert [worker.ready for worker in workers.workers] == [True]

@@ -495,7 +495,7 @@ def test_a_checkpoint_follows_every_round_where_devices_depend_on_it(
         model={"name": "logistic"},
         local={"algorithm": "scaffold", "steps": 2},
     )
-    setup = prepare(small, Display())
+    setup = prepare(small)
     recorder, record = Recorder(tmp_path), Record(Ledger(setup.devices))
     saving = checkpoints.Checkpoints(recorder, record, every_round=every_round)
     with closing(recorder):

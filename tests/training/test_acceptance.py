@@ -15,7 +15,6 @@ from fedcluster.errors import BudgetExceeded, Diverged
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Record, read_lines
-from fedcluster.runs.progress import Display
 from fedcluster.state import Message, Unsent, Update
 from fedcluster.training import loop as training
 from fedcluster.training import setup as prepare
@@ -101,7 +100,7 @@ def experiment(**clusters: Any) -> fedcluster.Experiment:
 
 
 def attacked(described: fedcluster.Experiment, kind: type[InProcess]) -> tuple[torch.Tensor, Record]:
-    setup = prepare.prepare(described, Display())
+    setup = prepare.prepare(described)
     old = setup.executor
     assert isinstance(old, InProcess)
     assert setup.partition is not None
@@ -157,7 +156,7 @@ def test_a_round_in_which_every_cycle_fails_is_taken_again_from_where_it_began(t
     described = experiment().override(**{"local.algorithm": "scaffold"})
     states, records = [], []
     for kind in (InProcess, ServerUnavailable):
-        setup = replace(prepare.prepare(described, Display()), min_updates=2)
+        setup = replace(prepare.prepare(described), min_updates=2)
         old = setup.executor
         assert isinstance(old, InProcess)
         assert setup.partition is not None

@@ -63,7 +63,7 @@ def test_no_device_trains_on_what_it_is_tested_on(partition: str) -> None:
 
 def test_a_share_that_holds_nothing_out_is_refused() -> None:
     with pytest.raises(BadExperiment, match=r"fleet\.test_share = 0\.01 holds out no sample of any device: raise it"):
-        prepare(EXPERIMENT.override(**{"fleet.test_share": 0.01}), Display())
+        prepare(EXPERIMENT.override(**{"fleet.test_share": 0.01}))
 
 
 def test_what_is_recorded_of_devices(whole: Path) -> None:
@@ -93,7 +93,7 @@ def test_what_is_recorded_of_devices(whole: Path) -> None:
 
 def test_a_score_is_that_of_the_model_on_the_device(whole: Path) -> None:
     """By the plain module, without the evaluator."""
-    setup = prepare(EXPERIMENT, Display())
+    setup = prepare(EXPERIMENT)
     model = fedcluster.load_model(whole)
     assert setup.partition is not None
     assert setup.partition.held_out is not None
@@ -187,7 +187,7 @@ def test_rows_that_the_data_give_to_a_device_test_it(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", **data)
     keys = KEYS | {"data": {"name": str(tmp_path / "data.npz")}, "model": {"name": "logistic"}, "rounds": 2}
     keys |= {"fleet": {"partition": "natural", "test_share": 0.5}, "clusters": {"count": 2, "participation": 1.0}}
-    setup = prepare(fedcluster.Experiment(**keys), Display())
+    setup = prepare(fedcluster.Experiment(**keys))
     assert (setup.fleet.sizes == np.bincount(data["device_train"])).all()
     assert setup.partition is not None
     assert setup.partition.held_out is not None
@@ -199,7 +199,7 @@ def test_rows_that_the_data_give_to_a_device_test_it(tmp_path: Path) -> None:
     assert line["device"] == [0, 1, 2, 3, 4, 5]
     data["device_test"][:] = 99
     with pytest.raises(fedcluster.FedClusterError, match="no test row is of a device that has training rows"):
-        prepare(fedcluster.Experiment(**keys | {"data": {"name": fedcluster.Dataset(**data)}}), Display())
+        prepare(fedcluster.Experiment(**keys | {"data": {"name": fedcluster.Dataset(**data)}}))
     assert line["samples"] == counted
 
 

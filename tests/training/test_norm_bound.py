@@ -114,7 +114,7 @@ class Poisoned(InProcess):
 
 
 def poisoned(experiment: fedcluster.Experiment, poison: Any) -> tuple[State, Record, list[str]]:
-    setup, display = prepare.prepare(experiment, Display()), Remember()
+    setup, display = prepare.prepare(experiment), Remember()
     old = setup.executor
     assert isinstance(old, InProcess)
     kind = type("Kind", (Poisoned,), {"poison": staticmethod(poison)})

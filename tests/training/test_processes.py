@@ -27,7 +27,7 @@ from tests.conftest import until
 
 ROOT = Path(__file__).parents[2]
 LONG = SMALL.override(**{"rounds": 100_000, "model.name": "mlp"})
-SAID = "; progress is saved, continue with --resume"
+SAID = "progress is saved, continue with --resume"
 
 
 def start(*words: Any) -> "subprocess.Popen[str]":

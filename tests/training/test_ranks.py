@@ -103,7 +103,7 @@ def test_a_bad_experiment_ends_all_ranks(tmp_path: Path) -> None:
 
 def test_ranks_that_compute_differently_are_not_mixed(tmp_path: Path) -> None:
     experiment = fedcluster.Experiment(**KEYS | {"model": {"name": "tests.rank_faults:without_a_compiler"}})
-    assert prepare(experiment.override(**{"model.name": "logistic"}), Display()).flat_model.arithmetic == "compiled"
+    assert prepare(experiment.override(**{"model.name": "logistic"})).flat_model.arithmetic == "compiled"
     done = torchrun(experiment, tmp_path / "together")
     assert done.returncode != 0
     assert "fedcluster: rank 1 has arithmetic torch, and rank 0 has arithmetic compiled" in done.stderr

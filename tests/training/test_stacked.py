@@ -64,7 +64,7 @@ def test_stacks_are_cut_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         counts.append(count)
         return real(self, count)
 
-    setup = prepare.prepare(described(), Display())
+    setup = prepare.prepare(described())
     assert isinstance(setup.executor, InProcess)
     monkeypatch.setattr(stacked, "MEMORY", 4 * stacked.bytes_per_device(setup.executor))
     monkeypatch.setattr(stacked.Stacked, "flat_model", flat_model)

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +14,9 @@ from fedcluster.analysis.tuning import best_rates
 from fedcluster.errors import BadExperiment, Diverged
 from fedcluster.experiment import Experiment, parse, read
 from fedcluster.files import write_atomically
+from fedcluster.reporting import Say
 from fedcluster.runs.metrics import Line, read_lines
-from fedcluster.runs.progress import Display, Progress, duration
+from fedcluster.runs.progress import Progress, duration
 from fedcluster.training.executors.in_process import InProcess
 from fedcluster.training.setup import prepare
 from fedcluster.training.threads import repeatable
@@ -44,7 +44,7 @@ def reproduce(
     out: Path,
     workers: int,
     progress: Progress,
-    say: Callable[[str], None],
+    say: Say,
 ) -> list[Verdict]:
     """Run what the figures need, plot each as soon as its data are complete, and judge the claims from all figures in
     `out`. A run that several figures share is run once. Runs that are finished in `out` are not repeated, and a figure
@@ -96,7 +96,7 @@ def run_figure(
     out: Path,
     workers: int,
     progress: Progress,
-    say: Callable[[str], None],
+    say: Say,
 ) -> str:
     """Run a figure; its data as CSV."""
     histories = run_all(list(jobs.values()), out, workers, lambda done, total: progress(figure, done, total))
@@ -159,7 +159,7 @@ def tune(
     return {key: found.lr for key, found in best.items()}
 
 
-def complete(lines: list[Line] | Diverged, folder: Path, curve: Curve, say: Callable[[str], None]) -> list[Line]:
+def complete(lines: list[Line] | Diverged, folder: Path, curve: Curve, say: Say) -> list[Line]:
     """A run's curve. A run that diverged has learned nothing: its remaining rounds have the scores of the start."""
     if not isinstance(lines, Diverged):
         return lines
@@ -187,7 +187,7 @@ def forecast(jobs: list[Job], out: Path, workers: int) -> str:
 def seconds_a_round(described: Experiment) -> float:
     """The seconds of a round on one core: the second training of a device, times the devices of a round, and a test."""
     with repeatable():
-        setup = prepare(described, Display())
+        setup = prepare(described)
         here = setup.executor
         assert isinstance(here, InProcess)
         sent = setup.algorithm.broadcast(setup.start)

@@ -36,7 +36,7 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.optimizers import RATE
 from fedcluster.models.schedules import rate_varies
 from fedcluster.processes import GUARD, UNGUARDED, defer_interrupts
-from fedcluster.runs.progress import Display
+from fedcluster.reporting import Say
 from fedcluster.state import Message, State, Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
@@ -80,9 +80,9 @@ class Workers:
     enough training is left; until one is ready, and when none is left, this process trains alone."""
 
     def __init__(
-        self, count: int, cycles: int, here: InProcess, experiment: Experiment, start: State, display: Display
+        self, count: int, cycles: int, here: InProcess, experiment: Experiment, start: State, say: Say
     ) -> None:
-        self.here, self.experiment, self.display = here, experiment, display
+        self.here, self.experiment, self.say = here, experiment, say
         self.context = mp.get_context("spawn")
         self.slots = (AHEAD + 1) * count
         self.buffers: list[PhaseBuffers] = []
@@ -227,7 +227,7 @@ class Workers:
         worker.process.join()
         if worker.process.exitcode == UNGUARDED:
             if self.spare > 0:
-                self.display.say(f"training in one process: {GUARD}")
+                self.say(f"training in one process: {GUARD}")
             self.spare, self.to_start = 0, 0
             return
         again = self.spare > 0
@@ -240,7 +240,7 @@ class Workers:
             else "this process goes on alone"
         )
         code = worker.process.exitcode
-        self.display.say(f"a worker died (exit code {code}); its devices are trained again, {then}")
+        self.say(f"a worker died (exit code {code}); its devices are trained again, {then}")
         if again:
             self.start()
 
