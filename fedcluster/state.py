@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-Message = dict[str, Tensor]
-"""What travels between server and device, and what either keeps: flat vectors by name."""
+Tensors = dict[str, Tensor]
+"""Flat vectors by name: what travels between server and device, and what either keeps."""
 
 
 NORM_WINDOW = 100
@@ -21,7 +21,7 @@ class Update:
     device: int
     round: int
     cycle: int
-    message: Message
+    message: Tensors
     fault: str | None = None
 
 
@@ -49,7 +49,7 @@ class Accepted:
 
     device: int
     weight: float
-    message: Message
+    message: Tensors
 
 
 class Refusal(NamedTuple):
@@ -66,7 +66,7 @@ class Refusal(NamedTuple):
 class Aggregate:
     """What an aggregator made of the accepted updates: one message, and the sum of the weights in it."""
 
-    message: Message
+    message: Tensors
     weight: float
 
 
@@ -90,8 +90,8 @@ class State:
     `norms` has what the updates of recent cohorts measured, by part of their messages: see `norms`. `cycles` is M."""
 
     model: Tensor
-    server: Message = field(default_factory=dict)
-    devices: dict[int, Message] = field(default_factory=dict)
+    server: Tensors = field(default_factory=dict)
+    devices: dict[int, Tensors] = field(default_factory=dict)
     round: int = 0
     cycle: int = 0
     time: Time = Time()

@@ -26,7 +26,7 @@ from fedcluster.experiment import Experiment, Section
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, local_sgd
 from fedcluster.models.optimizers import optimizer
-from fedcluster.state import Message
+from fedcluster.state import Tensors
 from fedcluster.training.executors.processes import cores
 
 ROOT = Path(__file__).parent.parent
@@ -72,7 +72,7 @@ class MomentumScaffold(Scaffold):
     def local_optimizers(cls, options: Section) -> tuple[str, ...]:
         return ("momentum",)
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         start, c, c_k = received["model"], received["variate"], device_state["variate"]
         w = local_sgd(
             flat_model, start, batches, rule=Corrected(optimizer(self.local, batches.lr), c - c_k, batches.lr)

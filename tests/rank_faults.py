@@ -13,14 +13,14 @@ from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.kernels import library
 from fedcluster.models.local_sgd import Batches
 from fedcluster.models.zoo import Logistic
-from fedcluster.state import Message
+from fedcluster.state import Tensors
 from tests.conftest import until
 
 
 class Astray(FedAvg):
     """Half of the devices send what must be refused."""
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         message = super().train(flat_model, received, batches, device_state)
         if batches.place[2] % 2:
             message["model"][0] = float("nan")
@@ -30,7 +30,7 @@ class Astray(FedAvg):
 class Waits(FedAvg):
     """From its third round on, it waits for the file $GO."""
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         if batches.place[0] >= 2:
             until(Path(os.environ["GO"]).exists)
         return super().train(flat_model, received, batches, device_state)

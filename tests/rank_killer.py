@@ -12,7 +12,7 @@ from fedcluster.algorithms.scaffold import Scaffold
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches
 from fedcluster.runs import checkpoint
-from fedcluster.state import Message
+from fedcluster.state import Tensors
 from fedcluster.training import checkpoints
 
 RESTARTS = os.environ.get("TORCHELASTIC_RESTART_COUNT")  # None outside torchrun
@@ -22,7 +22,7 @@ if RESTARTS is not None:
 
 
 class Killer(Scaffold):
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         if RESTARTS == "0" and os.environ["RANK"] == "1":
             saved = checkpoint.names(Path(os.environ["WATCHED"], "checkpoint"))
             if saved and saved[0].stem >= "00000002":  # two whole rounds

@@ -5,10 +5,10 @@ import time
 from fedcluster.algorithms import FedAvg
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches
-from fedcluster.state import Message
+from fedcluster.state import Tensors
 
 
 class Slow(FedAvg):
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         time.sleep(0.5)
         return super().train(flat_model, received, batches, device_state)

@@ -25,7 +25,7 @@ from fedcluster.algorithms.transforms import UpdateTransform
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Algorithm, Local, Section
 from fedcluster.fleet.schedule import Schedule
-from fedcluster.state import Message, State
+from fedcluster.state import State, Tensors
 
 __all__ = [
     "Centralized",
@@ -58,7 +58,7 @@ def first_state(
     algorithm: FedAvg, optimizer: ServerOptimizer | None, model: Tensor, size: int, schedule: Schedule | None = None
 ) -> State:
     """The state before the first cycle: W_0 and the server's state."""
-    state, server = State(model, size=size, cycles=schedule.clusters.count if schedule else 1), Message()
+    state, server = State(model, size=size, cycles=schedule.clusters.count if schedule else 1), Tensors()
     for phase in algorithm.phases:
         server |= phase.initial_server_state(state)
     if optimizer is not None:
@@ -75,7 +75,7 @@ def phase_tensor_names(algorithm: FedAvg, state: State) -> tuple[list[list[str]]
     return [list(names) for names in down if names], [list(names) for names in up if names]
 
 
-def messages(algorithm: FedAvg, state: State) -> tuple[list[Message], list[Message]]:
+def messages(algorithm: FedAvg, state: State) -> tuple[list[Tensors], list[Tensors]]:
     """The downloads and the uploads of a device, one for each phase of a cycle."""
     phases = algorithm.phases
     return [phase.broadcast(state) for phase in phases], [phase.upload_spec(state) for phase in phases]

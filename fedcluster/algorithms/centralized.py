@@ -9,16 +9,16 @@ from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, local_sgd
 from fedcluster.models.optimizers import no_moments, optimizer
-from fedcluster.state import Message
+from fedcluster.state import Tensors
 
 
 class Centralized(FedAvg):
     name = "centralized"
 
-    def initial_device_state(self, model: Tensor, size: int) -> Message:
+    def initial_device_state(self, model: Tensor, size: int) -> Tensors:
         return no_moments(self.local, model[:size])
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         rule = optimizer(self.local, batches.lr, device_state)
         w = local_sgd(
             flat_model, received["model"], batches, rule=rule if device_state else None

@@ -19,7 +19,7 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel, Objective
 from fedcluster.models.local_sgd import Batches, GradientTransform, local_sgd
 from fedcluster.rng import stream
-from fedcluster.state import Accepted, Aggregate, Message, State
+from fedcluster.state import Accepted, Aggregate, State, Tensors
 
 
 class FedAvg:
@@ -55,31 +55,31 @@ class FedAvg:
         """A random stream of the algorithm's own. Server and device draw the same numbers from it."""
         return stream(self.seed, "algorithm", round, cycle, device)
 
-    def initial_server_state(self, start: State) -> Message:
+    def initial_server_state(self, start: State) -> Tensors:
         """The server's state before the first cycle, given the first state without it."""
         return {}
 
-    def initial_device_state(self, model: Tensor, size: int) -> Message:
+    def initial_device_state(self, model: Tensor, size: int) -> Tensors:
         """A device's state before the first cycle in which it takes part."""
         return {}
 
-    def broadcast(self, state: State) -> Message:
+    def broadcast(self, state: State) -> Tensors:
         """The message to every device of the cohort."""
         return {"model": state.model}
 
-    def upload_spec(self, state: State) -> Message:
+    def upload_spec(self, state: State) -> Tensors:
         """Tensors with the names, shapes and types of an upload."""
         return {"model": state.model}
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         """Train on a device. Returns the upload; changes `device_state` in place."""
         return {"model": local_sgd(flat_model, received["model"], batches, correct=self.correct)}
 
-    def aggregate_spec(self, state: State) -> Message:
+    def aggregate_spec(self, state: State) -> Tensors:
         """Tensors with the names, shapes and types of a contribution to the aggregate."""
         return self.upload_spec(state)
 
-    def contribution(self, state: State, update: Accepted, cycle: Cycle) -> tuple[Message, float]:
+    def contribution(self, state: State, update: Accepted, cycle: Cycle) -> tuple[Tensors, float]:
         """What an accepted update contributes to the aggregate, and its weight."""
         return update.message, update.weight
 

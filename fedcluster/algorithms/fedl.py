@@ -21,7 +21,7 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, full_gradient, local_sgd
 from fedcluster.models.optimizers import with_decay
-from fedcluster.state import Aggregate, Message, State
+from fedcluster.state import Aggregate, State, Tensors
 
 
 class Fedl(FedAvg):
@@ -35,16 +35,16 @@ class Fedl(FedAvg):
     def local_optimizers(cls, options: Section) -> tuple[str, ...]:
         return "sgd", "momentum", "adam"
 
-    def initial_server_state(self, start: State) -> Message:
+    def initial_server_state(self, start: State) -> Tensors:
         return {"gradient": torch.zeros_like(start.w)}
 
-    def broadcast(self, state: State) -> Message:
+    def broadcast(self, state: State) -> Tensors:
         return {"model": state.model, "gradient": state.server["gradient"]}
 
-    def upload_spec(self, state: State) -> Message:
+    def upload_spec(self, state: State) -> Tensors:
         return {"model": state.model, "gradient": state.server["gradient"]}
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         start, fleet = received["model"], received["gradient"]
         if fleet.any():
             linear_term = self.options.eta * fleet - self.gradient(flat_model, start, batches)

@@ -21,7 +21,7 @@ import torch
 from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.experiment import Section
 from fedcluster.fleet.schedule import Cycle, steps_of
-from fedcluster.state import Accepted, Aggregate, Message, State
+from fedcluster.state import Accepted, Aggregate, State, Tensors
 
 
 class FedNova(FedAvg):
@@ -38,11 +38,11 @@ class FedNova(FedAvg):
         length = (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
         return steps + m * length if self.local.nesterov else length
 
-    def aggregate_spec(self, state: State) -> Message:
+    def aggregate_spec(self, state: State) -> Tensors:
         size = len(state.model[: state.size])
         return {"model": state.model[:size], "a": state.model.new_zeros(2), "statistics": state.model[size:]}
 
-    def contribution(self, state: State, update: Accepted, cycle: Cycle) -> tuple[Message, float]:
+    def contribution(self, state: State, update: Accepted, cycle: Cycle) -> tuple[Tensors, float]:
         size = len(state.model[: state.size])
         a, w = self.length(cycle, update.device), update.message["model"]
         numbers = torch.tensor([a, a * a], device=w.device)

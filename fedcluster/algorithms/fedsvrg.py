@@ -15,7 +15,7 @@ from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.algorithms.pooled_gradient import PooledGradient
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, local_sgd
-from fedcluster.state import Message, State
+from fedcluster.state import State, Tensors
 
 
 class FedSvrg(FedAvg):
@@ -26,10 +26,10 @@ class FedSvrg(FedAvg):
     def phases(self) -> tuple[FedAvg, ...]:
         return PooledGradient(self.local, seed=self.seed), self
 
-    def broadcast(self, state: State) -> Message:
+    def broadcast(self, state: State) -> Tensors:
         return {"gradient": state.server["gradient"]}  # the model was sent in the first phase
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         pooled = received["gradient"]
 
         def anchor(gradient: Tensor, w: Tensor, start: Tensor) -> None:

@@ -27,7 +27,7 @@ from fedcluster.experiment import Section
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, local_sgd
-from fedcluster.state import Aggregate, Message, State
+from fedcluster.state import Aggregate, State, Tensors
 
 Beta = Annotated[float, Field(ge=0, le=2)]
 
@@ -48,14 +48,14 @@ class Ghbm(FedAvg):
         tau: int | None = self.options.tau
         return tau or state.cycles
 
-    def initial_server_state(self, start: State) -> Message:
+    def initial_server_state(self, start: State) -> Tensors:
         return initial(start.w, self.tau(start))
 
-    def broadcast(self, state: State) -> Message:
+    def broadcast(self, state: State) -> Tensors:
         tau = self.tau(state)
         return {"model": state.model, "momentum": (past(state.server, state.t, tau) - state.w).div_(tau)}
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         offset = received["momentum"] * (self.options.beta / (batches.steps * batches.lr))
         return {"model": local_sgd(flat_model, received["model"], batches, offset)}
 
@@ -74,14 +74,14 @@ class LocalGhbm(FedAvg):
     def local_optimizers(cls, options: Section) -> tuple[str, ...]:
         return ("sgd",)
 
-    def initial_device_state(self, model: Tensor, size: int) -> Message:
+    def initial_device_state(self, model: Tensor, size: int) -> Tensors:
         """The model of the last time that the device took part, and t_k, -1 before the first."""
         return {"model": torch.zeros_like(model[:size]), "t": model.new_full((1,), -1.0)}
 
-    def broadcast(self, state: State) -> Message:
+    def broadcast(self, state: State) -> Tensors:
         return {"model": state.model, "t": state.model.new_tensor([state.t])}
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         start = received["model"][..., : flat_model.size]
         momentum = (device_state["model"] - start) * self.factor(batches, received, device_state)
         w = local_sgd(flat_model, received["model"], batches, momentum)
@@ -90,7 +90,7 @@ class LocalGhbm(FedAvg):
         }
         return {"model": w}
 
-    def factor(self, batches: Batches, received: Message, device_state: Message) -> Tensor:
+    def factor(self, batches: Batches, received: Tensors, device_state: Tensors) -> Tensor:
         """beta / (lr E) / (t - t_k), 0 when a device takes part for the first time"""
         last = device_state["t"]
         factor = self.options.beta / (batches.steps * batches.lr) / (received["t"] - last)
@@ -103,7 +103,7 @@ class FedHbm(LocalGhbm):
     class Options(Section):
         beta: Beta = 1.0
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         factor, last = self.factor(batches, received, device_state), device_state["model"]
 
         def add_momentum(gradient: Tensor, w: Tensor, start: Tensor) -> None:

@@ -29,13 +29,13 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, full_gradient, local_sgd
 from fedcluster.models.optimizers import with_decay
-from fedcluster.state import Aggregate, Message, State
+from fedcluster.state import Aggregate, State, Tensors
 
 
 class MimeOptimizer:
     """A local step with the server's statistics: w <- w - lr U(d, s)."""
 
-    def __init__(self, local: Local, lr: float, fixed: bool, statistics: Message) -> None:
+    def __init__(self, local: Local, lr: float, fixed: bool, statistics: Tensors) -> None:
         self.local, self.lr, self.fixed, self.statistics = local, lr, fixed, statistics
 
     def step(self, w: Tensor, d: Tensor) -> None:
@@ -56,7 +56,7 @@ class MimeOptimizer:
             w.add_(d, alpha=-lr)
 
 
-def update_statistics(options: Local, s: Message, mean: Message, w: Tensor) -> Message:
+def update_statistics(options: Local, s: Tensors, mean: Tensors, w: Tensor) -> Tensors:
     """V(c, s), with c the cohort's average gradient at w."""
     if options.optimizer == "sgd":
         return {}
@@ -84,22 +84,22 @@ class MimeLite(FedAvg):
     def local_optimizers(cls, options: Section) -> tuple[str, ...]:
         return "sgd", "momentum", "adam"
 
-    def initial_server_state(self, start: State) -> Message:
+    def initial_server_state(self, start: State) -> Tensors:
         zeros = torch.zeros_like(start.w)
         kinds = {"sgd": {}, "momentum": {"m": zeros}, "adam": {"m": zeros, "v": zeros, "t": zeros[:1]}}
         return kinds[self.local.optimizer]
 
-    def statistics(self, server: Message) -> Message:
+    def statistics(self, server: Tensors) -> Tensors:
         return {name: tensor for name, tensor in server.items() if name in ("m", "v", "t")}
 
-    def broadcast(self, state: State) -> Message:
+    def broadcast(self, state: State) -> Tensors:
         return {"model": state.model} | self.statistics(state.server)
 
-    def upload_spec(self, state: State) -> Message:
+    def upload_spec(self, state: State) -> Tensors:
         plain = self.local.optimizer == "sgd"  # has no statistics
         return {"model": state.model} | ({} if plain else {"gradient": state.model[: state.size]})
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         plain, start = self.local.optimizer == "sgd", received["model"]
         gradient = {} if plain else {"gradient": full_gradient(flat_model, start, batches)}
         rule = MimeOptimizer(self.local, batches.lr, self.options.statistics == "fixed", self.statistics(received))
@@ -118,14 +118,14 @@ class Mime(MimeLite):
     def phases(self) -> tuple[FedAvg, ...]:
         return PooledGradient(self.local, seed=self.seed), self
 
-    def broadcast(self, state: State) -> Message:
+    def broadcast(self, state: State) -> Tensors:
         """The model was sent in the first phase."""
         return {"gradient": state.server["gradient"]} | self.statistics(state.server)
 
-    def upload_spec(self, state: State) -> Message:
+    def upload_spec(self, state: State) -> Tensors:
         return {"model": state.model}
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         pooled = received["gradient"]
 
         def anchor(gradient: Tensor, w: Tensor, start: Tensor) -> None:

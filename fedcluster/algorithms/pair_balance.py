@@ -18,10 +18,10 @@ from torch import Tensor
 
 from fedcluster.fleet.fleet import Ints
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.state import Message, State
+from fedcluster.state import State, Tensors
 
 
-def initial_server_state(start: State, order: Tensor) -> Message:
+def initial_server_state(start: State, order: Tensor) -> Tensors:
     """`order` [M]: the clusters of round 0, in the order of their cycles."""
     zeros = torch.zeros_like(start.w)
     return {"order": order, "order.next": torch.full_like(order, -1), "order.r": zeros, "order.first": zeros}
@@ -32,7 +32,7 @@ def step(before: State, after: State, cycle: Cycle) -> State:
     server, position, M = after.server, cycle.cycle, before.cycles
     moved = after.w - before.w
     order, following = server["order"], server["order.next"].clone()
-    kept: Message = {}
+    kept: Tensors = {}
     if position % 2:
         v, r = server["order.first"] - moved, server["order.r"]
         front, back = position // 2, M - 1 - position // 2

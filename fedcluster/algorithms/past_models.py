@@ -6,18 +6,18 @@ cycle replaces one and copies none. Only the trained part of a model is kept.
 
 from torch import Tensor
 
-from fedcluster.state import Message
+from fedcluster.state import Tensors
 
 
-def initial(w: Tensor, tau: int) -> Message:
+def initial(w: Tensor, tau: int) -> Tensors:
     return {f"past.{place}": w for place in range(tau)}
 
 
-def past(server: Message, t: int, tau: int) -> Tensor:
+def past(server: Tensors, t: int, tau: int) -> Tensor:
     """W_{t - tau}"""
     return server[f"past.{t % tau}"]
 
 
-def remember(t: int, tau: int, w: Tensor) -> Message:
+def remember(t: int, tau: int, w: Tensor) -> Tensors:
     """The place that W_t takes, that of W_{t - tau}."""
     return {f"past.{t % tau}": w}

@@ -11,17 +11,17 @@ from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, full_gradient
-from fedcluster.state import Aggregate, Message, State
+from fedcluster.state import Aggregate, State, Tensors
 
 
 class PooledGradient(FedAvg):
-    def initial_server_state(self, start: State) -> Message:
+    def initial_server_state(self, start: State) -> Tensors:
         return {"gradient": torch.zeros_like(start.w)}
 
-    def upload_spec(self, state: State) -> Message:
+    def upload_spec(self, state: State) -> Tensors:
         return {"gradient": state.server["gradient"]}
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         return {"gradient": full_gradient(flat_model, received["model"], batches)}
 
     def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:

@@ -17,7 +17,7 @@ from fedcluster.algorithms.fedsvrg import FedSvrg
 from fedcluster.experiment import Section
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, local_sgd
-from fedcluster.state import Message
+from fedcluster.state import Tensors
 
 
 class PRSpider(FedSvrg):
@@ -27,7 +27,7 @@ class PRSpider(FedSvrg):
     def local_optimizers(cls, options: Section) -> tuple[str, ...]:
         return ("sgd",)
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         before: Tensor | None = None
         v = received["gradient"]
 

@@ -31,7 +31,7 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, full_gradient, local_sgd
 from fedcluster.models.optimizers import with_decay
-from fedcluster.state import Aggregate, Message, State
+from fedcluster.state import Aggregate, State, Tensors
 
 
 class Scaffold(FedAvg):
@@ -48,23 +48,23 @@ class Scaffold(FedAvg):
         assert isinstance(options, Scaffold.Options)
         return ("sgd",) if options.option == "II" else LOCAL_OPTIMIZERS
 
-    def initial_server_state(self, start: State) -> Message:
+    def initial_server_state(self, start: State) -> Tensors:
         return {"variate": torch.zeros_like(start.w)}
 
-    def initial_device_state(self, model: Tensor, size: int) -> Message:
+    def initial_device_state(self, model: Tensor, size: int) -> Tensors:
         return {} if self.options.reset == "round" else {"variate": torch.zeros_like(model[:size])}
 
     def variate(self, state: State) -> Tensor:
         c = state.server["variate"]
         return torch.zeros_like(c) if self.options.reset == "round" and state.cycle == 0 else c
 
-    def broadcast(self, state: State) -> Message:
+    def broadcast(self, state: State) -> Tensors:
         return {"model": state.model, "variate": self.variate(state)}
 
-    def upload_spec(self, state: State) -> Message:
+    def upload_spec(self, state: State) -> Tensors:
         return {"model": state.model, "variate": state.server["variate"]}
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         start, c = received["model"], received["variate"]
         c_k = device_state.get("variate", torch.zeros_like(c))
         gradient_offset = c - c_k

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedcluster.algorithms import past_models
 from fedcluster.experiment import Server
-from fedcluster.state import Message, State
+from fedcluster.state import State, Tensors
 
 
 class ServerOptimizer:
@@ -39,7 +39,7 @@ class ServerOptimizer:
     def __init__(self, options: Server) -> None:
         self.options = options
 
-    def initial_server_state(self, start: State) -> Message:
+    def initial_server_state(self, start: State) -> Tensors:
         """What the optimizer keeps from cycle to cycle, before the first, which begins at `start`."""
         return {}
 
@@ -52,7 +52,7 @@ class ServerOptimizer:
         model[: combined.size] = w
         return replace(combined, model=model, server=combined.server | kept)
 
-    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Message]:
+    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Tensors]:
         """The trained part of the next model, and what the optimizer keeps."""
         return scaled(before, combined, lr), {}
 
@@ -63,10 +63,10 @@ def scaled(before: State, combined: State, lr: float) -> Tensor:
 
 
 class AvgM(ServerOptimizer):
-    def initial_server_state(self, start: State) -> Message:
+    def initial_server_state(self, start: State) -> Tensors:
         return {"server.m": torch.zeros_like(start.w)}
 
-    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Message]:
+    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Tensors]:
         m = combined.server["server.m"].mul(self.options.betas[0]).add_(combined.w - before.w)
         return before.w + lr * m, {"server.m": m}
 
@@ -74,11 +74,11 @@ class AvgM(ServerOptimizer):
 class Adaptive(ServerOptimizer):
     """adagrad, adam, yogi"""
 
-    def initial_server_state(self, start: State) -> Message:
+    def initial_server_state(self, start: State) -> Tensors:
         m = torch.zeros_like(start.w)
         return {"server.m": m, "server.v": torch.full_like(m, self.options.tau**2)}
 
-    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Message]:
+    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Tensors]:
         options, (b1, b2) = self.options, self.options.betas
         d = combined.w - before.w
         m, v, square = combined.server["server.m"].lerp(d, 1 - b1), combined.server["server.v"], d * d
@@ -92,10 +92,10 @@ class Adaptive(ServerOptimizer):
 
 
 class RoundMomentum(ServerOptimizer):
-    def initial_server_state(self, start: State) -> Message:
+    def initial_server_state(self, start: State) -> Tensors:
         return past_models.initial(start.w, start.cycles)
 
-    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Message]:
+    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Tensors]:
         M = before.cycles
         m = (before.w - past_models.past(before.server, before.t, M)).div_(M)
         w = scaled(before, combined, lr).add(m, alpha=self.options.betas[0])
@@ -103,10 +103,10 @@ class RoundMomentum(ServerOptimizer):
 
 
 class HeldRoundMomentum(ServerOptimizer):
-    def initial_server_state(self, start: State) -> Message:
+    def initial_server_state(self, start: State) -> Tensors:
         return {"server.m": torch.zeros_like(start.w), "server.round": start.w}
 
-    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Message]:
+    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Tensors]:
         m, began = before.server["server.m"], before.server["server.round"]
         if before.cycle == 0:
             m, began = (before.w - began).div_(before.cycles), before.w
@@ -115,10 +115,10 @@ class HeldRoundMomentum(ServerOptimizer):
 
 
 class Amplified(ServerOptimizer):
-    def initial_server_state(self, start: State) -> Message:
+    def initial_server_state(self, start: State) -> Tensors:
         return {"server.round": start.w}
 
-    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Message]:
+    def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Tensors]:
         if before.cycle < before.cycles - 1:
             return combined.w, {}
         w = combined.w.add(combined.w - before.server["server.round"], alpha=lr - 1)

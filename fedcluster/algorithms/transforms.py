@@ -17,19 +17,19 @@ from numpy.random import Generator
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import import_object
 from fedcluster.rng import stream
-from fedcluster.state import Message
+from fedcluster.state import Tensors
 
 
 class UpdateTransform:
     """The identity. A transform derives from it and overrides the methods that it needs."""
 
-    def on_device(self, upload: Message, received: Message, rng: Generator) -> Message:
+    def on_device(self, upload: Tensors, received: Tensors, rng: Generator) -> Tensors:
         return upload
 
-    def on_server(self, upload: Message, received: Message, rng: Generator) -> Message:
+    def on_server(self, upload: Tensors, received: Tensors, rng: Generator) -> Tensors:
         return upload
 
-    def on_aggregate(self, aggregate: Message, received: Message, rng: Generator) -> Message:
+    def on_aggregate(self, aggregate: Tensors, received: Tensors, rng: Generator) -> Tensors:
         return aggregate
 
 
@@ -42,20 +42,20 @@ class Transforms:
     def __bool__(self) -> bool:
         return bool(self.transforms)
 
-    def on_device(self, upload: Message, received: Message, phase: int, place: tuple[int, int, int]) -> Message:
+    def on_device(self, upload: Tensors, received: Tensors, phase: int, place: tuple[int, int, int]) -> Tensors:
         return self.apply("on_device", upload, received, phase, place)
 
-    def on_server(self, upload: Message, received: Message, phase: int, place: tuple[int, int, int]) -> Message:
+    def on_server(self, upload: Tensors, received: Tensors, phase: int, place: tuple[int, int, int]) -> Tensors:
         return self.apply("on_server", upload, received, phase, place)
 
-    def on_aggregate(self, aggregate: Message, received: Message, phase: int, round: int, cycle: int) -> Message:
+    def on_aggregate(self, aggregate: Tensors, received: Tensors, phase: int, round: int, cycle: int) -> Tensors:
         return self.apply("on_aggregate", aggregate, received, phase, (round, cycle, 0))
 
     def apply(
-        self, where: str, message: Message, received: Message, phase: int, place: tuple[int, int, int]
-    ) -> Message:
+        self, where: str, message: Tensors, received: Tensors, phase: int, place: tuple[int, int, int]
+    ) -> Tensors:
         for number, transform in enumerate(self.transforms):
-            hook: Callable[[Message, Message, Generator], Message] = getattr(transform, where)
+            hook: Callable[[Tensors, Tensors, Generator], Tensors] = getattr(transform, where)
             rng = stream(self.seed, f"transform {number} {where} {phase}", *place)
             message = hook(message, received, rng)
         return message

@@ -25,7 +25,7 @@ from fedcluster.experiment import Local, Section
 from fedcluster.fleet.schedule import Cycle, steps_of
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, local_sgd
-from fedcluster.state import Accepted, Aggregate, Message, State
+from fedcluster.state import Accepted, Aggregate, State, Tensors
 
 
 class VrlSgd(FedAvg):
@@ -40,24 +40,24 @@ class VrlSgd(FedAvg):
     def phases(self) -> tuple[FedAvg, ...]:
         return self, Drift(self.local, seed=self.seed)
 
-    def initial_server_state(self, start: State) -> Message:
+    def initial_server_state(self, start: State) -> Tensors:
         return {"movement": torch.zeros_like(start.w)}
 
-    def initial_device_state(self, model: Tensor, size: int) -> Message:
+    def initial_device_state(self, model: Tensor, size: int) -> Tensors:
         return {"drift": torch.zeros_like(model[:size])}
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         start, drift = received["model"], device_state["drift"]
         w = local_sgd(flat_model, start, batches, -drift)
         moved = start[..., : flat_model.size] - w[..., : flat_model.size]
         device_state["drift"] = moved.div_(batches.steps * batches.lr).add_(drift)  # Drift subtracts the mean
         return {"model": w}
 
-    def aggregate_spec(self, state: State) -> Message:
+    def aggregate_spec(self, state: State) -> Tensors:
         equal = isinstance(self.local.steps, int)
         return {"model": state.model} | ({} if equal else {"movement": state.model[: state.size]})
 
-    def contribution(self, state: State, update: Accepted, cycle: Cycle) -> tuple[Message, float]:
+    def contribution(self, state: State, update: Accepted, cycle: Cycle) -> tuple[Tensors, float]:
         """The model and, if devices take unequal steps, the movement scaled to the same number of steps."""
         if isinstance(self.local.steps, int):
             return update.message, update.weight
@@ -82,13 +82,13 @@ def reference_steps(local: Local) -> float:
 class Drift(FedAvg):
     """The second phase: devices download the cohort's average movement and upload nothing."""
 
-    def broadcast(self, state: State) -> Message:
+    def broadcast(self, state: State) -> Tensors:
         return {"movement": state.server["movement"]}
 
-    def upload_spec(self, state: State) -> Message:
+    def upload_spec(self, state: State) -> Tensors:
         return {}
 
-    def train(self, flat_model: FlatModel, received: Message, batches: Batches, device_state: Message) -> Message:
+    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         distance = reference_steps(self.local) * batches.lr
         device_state["drift"] = device_state["drift"].add(received["movement"], alpha=1 / distance)
         return {}

@@ -24,7 +24,7 @@ from fedcluster.fleet import fleet
 from fedcluster.flower.messages import InvalidMessage, pack_tensors, unpack_tensors
 from fedcluster.flower.registry import DEVICE_ID, Registration, outputs_of
 from fedcluster.models import tasks
-from fedcluster.state import Message as Tensors
+from fedcluster.state import Tensors
 from fedcluster.training.executors.in_process import InProcess
 from fedcluster.training.setup import build_trainer
 

@@ -29,8 +29,7 @@ from fedcluster.flower.messages import (
 from fedcluster.flower.registry import Registration, Registry, read_registration
 from fedcluster.flower.transport import OFFLINE, SILENT, Notifier, Outcome, Reply, Transport, unpack_outcome
 from fedcluster.reporting import Say
-from fedcluster.state import Message as Tensors
-from fedcluster.state import Unsent, Update
+from fedcluster.state import Tensors, Unsent, Update
 from fedcluster.training.executors.in_process import DeviceStates
 
 IDENTIFY_SECONDS = 600.0  # for a node to identify itself, which may include loading its data; nobody waits for it

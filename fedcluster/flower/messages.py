@@ -14,7 +14,7 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from fedcluster import __version__
-from fedcluster.state import Message as Tensors
+from fedcluster.state import Tensors
 
 Fields = dict[str, Any]
 

@@ -31,8 +31,7 @@ from fedcluster.fleet.schedule import Cycle, Schedule
 from fedcluster.flower.messages import InvalidMessage
 from fedcluster.flower.transport import OBJECT_TYPES, Outcome, Transport
 from fedcluster.models.kernels.vectors import sum_of_squares
-from fedcluster.state import Accepted, Update
-from fedcluster.state import Message as Tensors
+from fedcluster.state import Accepted, Tensors, Update
 from fedcluster.training.acceptance import accept
 from fedcluster.training.norm_bound import lower_median, most, remember, too_far
 

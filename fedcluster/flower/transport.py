@@ -28,7 +28,7 @@ from fedcluster.flower._compat import (
     runtime_client,
 )
 from fedcluster.flower.messages import Fields, InvalidMessage, printable, unpack
-from fedcluster.state import Message as Tensors
+from fedcluster.state import Tensors
 
 POLL_SECONDS = 0.2  # between two polls for replies
 ONLINE_SECONDS = 1.0  # between two checks that the senders of incomplete replies are still online

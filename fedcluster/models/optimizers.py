@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fedcluster.experiment import Local
-from fedcluster.state import Message
+from fedcluster.state import Tensors
 
 RATE = "learning_rate"  # the name of the rate in a broadcast
 
 
-def learning_rate(options: Local, received: Message) -> float:
+def learning_rate(options: Local, received: Tensors) -> float:
     """The learning rate of a cycle's local steps: the server sends it where it is not `local.lr` throughout the run."""
     return float(received[RATE]) if RATE in received else options.lr
 
@@ -34,20 +34,20 @@ def with_decay(w: Tensor, g: Tensor, decay: float) -> Tensor:
 class SGD:
     """w <- w - lr g"""
 
-    def __init__(self, options: Local, lr: float, moments: Message) -> None:
+    def __init__(self, options: Local, lr: float, moments: Tensors) -> None:
         self.lr, self.decay = lr, options.l2
 
     def step(self, w: Tensor, g: Tensor) -> None:
         w.add_(with_decay(w, g, self.decay), alpha=-self.lr)
 
-    def moments(self) -> Message:
+    def moments(self) -> Tensors:
         return {}
 
 
 class Momentum:
     """v <- momentum v + g;  w <- w - lr v, or with nesterov  w <- w - lr (g + momentum v)"""
 
-    def __init__(self, options: Local, lr: float, moments: Message) -> None:
+    def __init__(self, options: Local, lr: float, moments: Tensors) -> None:
         self.lr, self.decay, self.momentum, self.nesterov = lr, options.l2, options.momentum, options.nesterov
         self.v = moments["v"].clone() if moments else None
 
@@ -56,7 +56,7 @@ class Momentum:
         self.v = g.clone() if self.v is None else self.v.mul_(self.momentum).add_(g)
         w.add_(g.add(self.v, alpha=self.momentum) if self.nesterov else self.v, alpha=-self.lr)
 
-    def moments(self) -> Message:
+    def moments(self) -> Tensors:
         return {} if self.v is None else {"v": self.v}
 
 
@@ -65,7 +65,7 @@ class Adam:
     w <- w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
     """
 
-    def __init__(self, options: Local, lr: float, moments: Message) -> None:
+    def __init__(self, options: Local, lr: float, moments: Tensors) -> None:
         self.lr, self.decay, self.eps = lr, options.decay, options.eps
         self.b1, self.b2 = options.betas
         self.t = int(moments["t"]) if moments else 0
@@ -84,7 +84,7 @@ class Adam:
         root = (self.v / (1 - self.b2**self.t)).sqrt_().add_(self.eps)
         w.addcdiv_(self.m, root, value=-self.lr / (1 - self.b1**self.t))
 
-    def moments(self) -> Message:
+    def moments(self) -> Tensors:
         return {} if self.m is None or self.v is None else {"m": self.m, "v": self.v, "t": torch.tensor([self.t])}
 
 
@@ -96,7 +96,7 @@ class AdamW(Adam):
         self.move(w, g)
 
 
-def optimizer(options: Local, lr: float, moments: Message | None = None) -> SGD | Momentum | Adam:
+def optimizer(options: Local, lr: float, moments: Tensors | None = None) -> SGD | Momentum | Adam:
     """The experiment's optimizer at this learning rate, new or with the moments that `moments()` gave."""
     kinds: dict[str, type[SGD] | type[Momentum] | type[Adam]] = {
         "sgd": SGD,
@@ -107,7 +107,7 @@ def optimizer(options: Local, lr: float, moments: Message | None = None) -> SGD 
     return kinds[options.optimizer](options, lr, moments or {})
 
 
-def no_moments(options: Local, w: Tensor) -> Message:
+def no_moments(options: Local, w: Tensor) -> Tensors:
     """The moments of the experiment's optimizer before its first step."""
     zeros = torch.zeros_like(w)
     adam = {"m": zeros, "v": zeros, "t": torch.zeros(1, dtype=torch.int64)}

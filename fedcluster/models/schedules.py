@@ -25,7 +25,7 @@ from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Experiment, LearningRateSchedule, Local, Section, Server
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.optimizers import RATE
-from fedcluster.state import Message
+from fedcluster.state import Tensors
 
 Factor = Annotated[float, Field(gt=0, le=1)]
 LARGEST = 1e30  # what a rate may be
@@ -114,7 +114,7 @@ class Rates:
             "server": find(server.schedule, experiment.rounds, cycles, server),
         }
 
-    def local(self, cycle: Cycle) -> Message:
+    def local(self, cycle: Cycle) -> Tensors:
         """The rate of the cycle's local steps, as it is sent; nothing where it is `local.lr` throughout the run."""
         if not rate_varies(self.experiment):
             return {}

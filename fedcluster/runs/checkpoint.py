@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedcluster.files import write_atomically
 from fedcluster.runs.ledger import COUNTS, Ledger
-from fedcluster.state import NORM_WINDOW, Message, State, Time
+from fedcluster.state import NORM_WINDOW, State, Tensors, Time
 
 KEEP = 2
 ASIDE = "evaluated"  # the folder of the newest checkpoint from before the current round
@@ -187,7 +187,7 @@ def names(folder: Path) -> list[Path]:
 
 
 def restore(
-    path: Path, start: State, initial_device_state: Message, devices: int, cycles: int, run: str | None = None
+    path: Path, start: State, initial_device_state: Tensors, devices: int, cycles: int, run: str | None = None
 ) -> Stored:
     """Read one checkpoint; ValueError says why it is refused. Its tensors must have the shapes and types of `start`,
     its device states those of `initial_device_state`, and if `run` is given, it must belong to that run."""
@@ -225,8 +225,8 @@ def restore(
 
 
 def read(
-    tensors: Any, start: State, initial_device_state: Message, devices: int
-) -> tuple[Tensor, Message, dict[int, Message], NDArray[np.int64]]:
+    tensors: Any, start: State, initial_device_state: Tensors, devices: int
+) -> tuple[Tensor, Tensors, dict[int, Tensors], NDArray[np.int64]]:
     """The tensors, each checked against its expected shape and type."""
     names = {"model", "ledger", *(f"server/{name}" for name in start.server)}
     took_part = "devices" in tensors.keys()  # noqa: SIM118
@@ -245,7 +245,7 @@ def read(
     if book.ndim != 2 or book.shape[0] != 5 or book.dtype != torch.int64:
         raise ValueError("its ledger is not of this experiment")
     check_devices(book[0], devices, "ledger")
-    device_states: dict[int, Message] = {}
+    device_states: dict[int, Tensors] = {}
     if took_part:
         known: Tensor = tensors.get_tensor("devices")
         if known.ndim != 1 or known.dtype != torch.int64 or not initial_device_state:

@@ -29,7 +29,7 @@ from fedcluster.runs import checkpoint
 from fedcluster.runs.devices import DEVICES, TABLE
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import CYCLES, METRICS, Altered, Kept, beginning, read_lines
-from fedcluster.state import Message, State
+from fedcluster.state import State, Tensors
 
 MODEL, BEST = "model.safetensors", "best.safetensors"
 HORIZON = ("rounds", "stop")
@@ -144,7 +144,7 @@ class Folder:
     def restore(
         self,
         start: State,
-        initial_device_state: Message,
+        initial_device_state: Tensors,
         devices: int,
         cycles: int,
         files: Sequence[str],

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from fedcluster.errors import BudgetExceeded
 from fedcluster.fleet.fleet import Ints
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.state import Message, Refusal, Remote, Reply, Unsent, Update
+from fedcluster.state import Refusal, Remote, Reply, Tensors, Unsent, Update
 
 COUNTS = ("aggregations", "device_updates", "downloads", "uploads", "bytes_down", "bytes_up", "refused")
 
@@ -29,7 +29,7 @@ class Ledger:
         self.missing: list[int] = []
         self.broadcast = 0  # bytes of the latest one
 
-    def send(self, cycle: Cycle, message: Message, phase: int = 0) -> None:
+    def send(self, cycle: Cycle, message: Tensors, phase: int = 0) -> None:
         """Count the downloads of a cohort. Those of later phases are counted, not refused: the run has reported that
         its algorithm needs them."""
         if not len(self.downloads):
@@ -42,7 +42,7 @@ class Ledger:
         self.broadcast = size(message)
         self.counts["bytes_down"] += len(cycle.cohort) * self.broadcast
 
-    def receive(self, replies: Iterable[Reply], cycle: Cycle, upload_spec: Message, phase: int = 0) -> Iterator[Update]:
+    def receive(self, replies: Iterable[Reply], cycle: Cycle, upload_spec: Tensors, phase: int = 0) -> Iterator[Update]:
         """Count the uploads of a cohort, and pass on those that this process has. Updates from strangers and second
         updates are not counted: `accept` refuses them. A download that could not be sent is taken off the count."""
         waiting = set(cycle.cohort.tolist()) if len(self.uploads) and upload_spec else set()
@@ -116,6 +116,6 @@ class Ledger:
         self.counts = {name: counts[name] for name in COUNTS}
 
 
-def size(message: Message) -> int:
+def size(message: Tensors) -> int:
     """Bytes of the tensors; framing depends on the wire and is not counted."""
     return sum(tensor.numel() * tensor.element_size() for tensor in message.values())

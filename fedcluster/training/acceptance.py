@@ -6,14 +6,14 @@ from torch import Tensor
 
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.kernels.vectors import all_finite
-from fedcluster.state import Accepted, Message, Update
+from fedcluster.state import Accepted, Tensors, Update
 from fedcluster.training.norm_bound import Norms
 
 
 def accept(
     updates: Iterable[Update],
     cycle: Cycle,
-    upload_spec: Message,
+    upload_spec: Tensors,
     refuse: Callable[[Update, str, bool], None],
     norms: Norms | None = None,
 ) -> Iterator[Accepted]:
@@ -47,7 +47,7 @@ def fault(update: Update, cycle: Cycle, members: dict[int, float], done: set[int
     return None
 
 
-def misfit(message: Message, upload_spec: Message) -> str | None:
+def misfit(message: Tensors, upload_spec: Tensors) -> str | None:
     """Why this message cannot be averaged."""
     if not isinstance(message, dict) or message.keys() != upload_spec.keys():
         return "wrong names"
@@ -58,6 +58,6 @@ def misfit(message: Message, upload_spec: Message) -> str | None:
     return None
 
 
-def unbounded(message: Message) -> str | None:
+def unbounded(message: Tensors) -> str | None:
     """Why this message is refused where nothing bounds it."""
     return next((f"{name}: not finite" for name, tensor in message.items() if not all_finite(tensor)), None)

@@ -12,7 +12,7 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.optimizers import learning_rate
 from fedcluster.rng import stream
 from fedcluster.runs.ledger import Ledger
-from fedcluster.state import Accepted, Aggregate, Message, State
+from fedcluster.state import Accepted, Aggregate, State, Tensors
 from fedcluster.training import divergence
 from fedcluster.training.acceptance import accept
 from fedcluster.training.executors.distributed import (
@@ -80,7 +80,7 @@ def run_phase(
     ledger: Ledger,
     state: State,
     cycle: Cycle,
-    received: Message,
+    received: Tensors,
     phase: FedAvg,
     number: int,
     device_states: DeviceStates,
@@ -107,7 +107,7 @@ def run_aggregation(
     state: State,
     updates: Iterable[Accepted],
     cycle: Cycle,
-    received: Message,
+    received: Tensors,
     phase: FedAvg,
     number: int,
 ) -> Aggregate | None:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from fedcluster.experiment import Local
 from fedcluster.fleet.schedule import Cycle, steps_of
 from fedcluster.models.kernels.vectors import sum_of_squares
-from fedcluster.state import NORM_WINDOW, Message, State
+from fedcluster.state import NORM_WINDOW, State, Tensors
 
 GRADIENTS = ("gradient", "variate")  # parts whose scale is known before there is a median
 KEY = "accept.norm_bound"
@@ -32,7 +32,7 @@ class Norms:
     """The bounds of one exchange, and the norms of the updates that kept to them, by device and part."""
 
     def __init__(
-        self, bound: float, state: State, sent: Message, upload_spec: Message, lr: float, steps: int, c: float = 1.0
+        self, bound: float, state: State, sent: Tensors, upload_spec: Tensors, lr: float, steps: int, c: float = 1.0
     ) -> None:
         """`bound` is infinite where there is none. `lr` and `steps` are those of local training."""
         self.origin = sent.get("model")
@@ -46,7 +46,7 @@ class Norms:
             self.most[name] = most(bound, past, length / unit, first / unit) if known else math.inf
         self.kept: dict[int, dict[str, float]] = {}
 
-    def fault(self, device: int, message: Message) -> str | None:
+    def fault(self, device: int, message: Tensors) -> str | None:
         """Why this message, whose names and shapes are right, is refused; if it is not, its norms are noted."""
         found = {}
         for name, tensor in message.items():

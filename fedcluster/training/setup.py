@@ -29,7 +29,7 @@ from fedcluster.models.schedules import Rates
 from fedcluster.models.tasks import Task, metrics_of
 from fedcluster.reporting import Say, Track, silent, untracked
 from fedcluster.runs.ledger import size
-from fedcluster.state import Message, State
+from fedcluster.state import State, Tensors
 from fedcluster.training.device_evaluation import DeviceEvaluation, DeviceEvaluator
 from fedcluster.training.evaluation import SAMPLE, Evaluator
 from fedcluster.training.executors.distributed import Distributed, broadcast_array, is_distributed
@@ -63,7 +63,7 @@ class Setup:
     evaluate: Evaluator
     evaluate_devices: DeviceEvaluation | None  # where devices hold out samples
     start: State
-    initial_device_state: Message  # what a device keeps that has not taken part
+    initial_device_state: Tensors  # what a device keeps that has not taken part
     devices: int  # on the ledger
     min_updates: int = 0  # with fewer a cycle fails, and a round of nothing else is taken again: in a federation
 
@@ -292,7 +292,7 @@ def choose_executor(setup: Setup, workers: int, cohorts: str, say: Say = silent)
     return replace(setup, executor=Workers(count, cycles, here, experiment, setup.start, say))
 
 
-def should_stack(here: InProcess, cohorts: str, largest: Cycle, sent: Message, count: int, say: Say) -> bool:
+def should_stack(here: InProcess, cohorts: str, largest: Cycle, sent: Tensors, count: int, say: Say) -> bool:
     """Whether a cohort is to be trained in stacks; what cannot be, is not."""
     if cohorts == "sequential" or len(largest.cohort) < 2:
         return False

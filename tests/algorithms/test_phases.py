@@ -17,7 +17,7 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import Objective
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Record
-from fedcluster.state import Accepted, Message, State, Update
+from fedcluster.state import Accepted, State, Tensors, Update
 from fedcluster.training import cycle
 from fedcluster.training import loop as training
 from fedcluster.training import setup as prepare
@@ -38,7 +38,7 @@ class Lossy(InProcess):
         self.__dict__.update(here.__dict__)
         self.lost, self.spoiled = lost, spoiled
 
-    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+    def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Update]:
         for update in super().train(cycle, received, phase, device_states):
             place = (cycle.round, phase, update.device)
             if place in self.spoiled:

@@ -15,7 +15,7 @@ from fedcluster.algorithms import FedAvg, UpdateTransform
 from fedcluster.algorithms.aggregation.mean import Mean
 from fedcluster.experiment import NonNegative, Section
 from fedcluster.runs.progress import Display
-from fedcluster.state import Aggregate, Message
+from fedcluster.state import Aggregate, Tensors
 
 KEYS: dict[str, Any] = {
     "rounds": 2,
@@ -37,10 +37,10 @@ class Median:
     class Options(Section):
         shift: NonNegative = 0.0
 
-    def __init__(self, spec: Message, options: Options, rng: object) -> None:
-        self.options, self.messages = options, list[Message]()
+    def __init__(self, spec: Tensors, options: Options, rng: object) -> None:
+        self.options, self.messages = options, list[Tensors]()
 
-    def accumulate(self, message: Message, weight: float) -> None:
+    def accumulate(self, message: Tensors, weight: float) -> None:
         self.messages.append({name: tensor.clone() for name, tensor in message.items()})
 
     def finish(self) -> Aggregate | None:
@@ -62,14 +62,14 @@ class Halved(Mean):
 class Noise(UpdateTransform):
     """Noise on the device, a factor on the server, and a shift of the aggregate."""
 
-    def on_device(self, upload: Message, received: Message, rng: Any) -> Message:
+    def on_device(self, upload: Tensors, received: Tensors, rng: Any) -> Tensors:
         noise = torch.from_numpy(rng.normal(size=len(upload["model"]))).float()
         return {"model": upload["model"] + 0.01 * noise}
 
-    def on_server(self, upload: Message, received: Message, rng: Any) -> Message:
+    def on_server(self, upload: Tensors, received: Tensors, rng: Any) -> Tensors:
         return {"model": received["model"] + 0.5 * (upload["model"] - received["model"])}
 
-    def on_aggregate(self, aggregate: Message, received: Message, rng: Any) -> Message:
+    def on_aggregate(self, aggregate: Tensors, received: Tensors, rng: Any) -> Tensors:
         return {"model": aggregate["model"] + 0.001 * float(rng.random())}
 
 
@@ -91,17 +91,17 @@ class Dithered(FedAvg):
     def dither(rng: Any, model: Tensor) -> Tensor:
         return torch.from_numpy(rng.integers(-8, 9, len(model)) / 8).float()
 
-    def train(self, flat_model: Any, received: Message, batches: Any, device_state: Message) -> Message:
+    def train(self, flat_model: Any, received: Tensors, batches: Any, device_state: Tensors) -> Tensors:
         model = super().train(flat_model, received, batches, device_state)["model"]
         return {"model": model + self.dither(self.rng(*batches.place), model)}
 
-    def contribution(self, state: Any, update: Any, cycle: Any) -> tuple[Message, float]:
+    def contribution(self, state: Any, update: Any, cycle: Any) -> tuple[Tensors, float]:
         dither = self.dither(self.rng(cycle.round, cycle.cycle, update.device), update.message["model"])
         return {"model": update.message["model"] - dither}, update.weight
 
 
 class Forgetful(Dithered):
-    def contribution(self, state: Any, update: Any, cycle: Any) -> tuple[Message, float]:
+    def contribution(self, state: Any, update: Any, cycle: Any) -> tuple[Tensors, float]:
         return update.message, update.weight
 
 

@@ -26,7 +26,7 @@ from fedcluster.flower import certificates
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Record
 from fedcluster.runs.progress import Display
-from fedcluster.state import Message
+from fedcluster.state import Tensors
 from fedcluster.training import loop as training
 from fedcluster.training import setup as prepare
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
@@ -176,7 +176,7 @@ MODES = {"3": "nan", "5": "shape", "6": "names", "8": "replay", "9": "hang", "10
 class Honest(InProcess):
     """The simulation from which nothing of the attackers' is heard, but for what the replayer sends at first."""
 
-    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Any]:
+    def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Any]:
         for update in super().train(cycle, received, phase, device_states):
             mode = MODES.get(str(update.device))
             if mode is None or (mode == "replay" and cycle.round == 0):

@@ -15,7 +15,7 @@ from fedcluster.errors import BudgetExceeded, Diverged
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Record, read_lines
-from fedcluster.state import Message, Unsent, Update
+from fedcluster.state import Tensors, Unsent, Update
 from fedcluster.training import loop as training
 from fedcluster.training import setup as prepare
 from fedcluster.training.acceptance import accept
@@ -77,7 +77,7 @@ class Attacked(InProcess):
     nonsense: tuple[int, ...] = (0, 1, 2)
     silent: tuple[int, ...] = (3, 4)
 
-    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+    def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Update]:
         for honest in super().train(cycle, received, phase, device_states):
             if honest.device in self.nonsense:
                 yield Update(
@@ -112,7 +112,7 @@ def attacked(described: fedcluster.Experiment, kind: type[InProcess]) -> tuple[t
 
 def test_the_model_is_the_average_of_those_who_are_left() -> None:
     class OnlyHonest(InProcess):
-        def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+        def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Update]:
             gone = Attacked.nonsense + Attacked.silent
             return (u for u in super().train(cycle, received, phase, device_states) if u.device not in gone)
 
@@ -129,7 +129,7 @@ def test_the_model_is_the_average_of_those_who_are_left() -> None:
 
 def test_a_cycle_without_updates_leaves_the_model() -> None:
     class DarkCluster(InProcess):
-        def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+        def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Update]:
             return super().train(cycle, received, phase, device_states) if cycle.cluster == 0 else iter(())
 
     _, record = attacked(experiment(), DarkCluster)
@@ -143,7 +143,7 @@ def test_a_round_in_which_every_cycle_fails_is_taken_again_from_where_it_began(t
     class ServerUnavailable(InProcess):
         left = 2  # cycles
 
-        def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Any]:
+        def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Any]:
             if cycle.round != 1 or not self.left:
                 yield from super().train(cycle, received, phase, device_states)
                 return

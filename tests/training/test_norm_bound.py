@@ -17,7 +17,7 @@ from fedcluster.runs import checkpoint
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Record
 from fedcluster.runs.progress import Display
-from fedcluster.state import NORM_WINDOW, Message, State, Update
+from fedcluster.state import NORM_WINDOW, State, Tensors, Update
 from fedcluster.training import checkpoints
 from fedcluster.training import loop as training
 from fedcluster.training import setup as prepare
@@ -70,7 +70,7 @@ def test_squares(compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not math.isfinite(vectors.sum_of_squares(torch.tensor([1.0] * 50 + [bad]), torch.ones(51)))
 
 
-def bounds(model: Message, past: dict[str, tuple[float, ...]], bound: float = 10.0) -> Norms:
+def bounds(model: Tensors, past: dict[str, tuple[float, ...]], bound: float = 10.0) -> Norms:
     return Norms(bound, State(model["model"], norms=past), model, model, lr=0.5, steps=4)
 
 
@@ -107,7 +107,7 @@ class Poisoned(InProcess):
 
     poison: Any = None
 
-    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+    def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Update]:
         for honest in super().train(cycle, received, phase, device_states):
             message = type(self).poison(honest, cycle) or honest.message
             yield Update(honest.device, honest.round, honest.cycle, message)
@@ -130,7 +130,7 @@ def poisoned(experiment: fedcluster.Experiment, poison: Any) -> tuple[State, Rec
 def scaled(round: int, *names: str) -> Any:
     """Device 3 sends these parts times a million, once."""
 
-    def poison(honest: Update, cycle: Cycle) -> Message | None:
+    def poison(honest: Update, cycle: Cycle) -> Tensors | None:
         if honest.device != 3 or cycle.round != round:
             return None
         return honest.message | {name: honest.message[name] * 1e6 for name in names if name in honest.message}
@@ -138,7 +138,7 @@ def scaled(round: int, *names: str) -> Any:
     return poison
 
 
-def huge(honest: Update, cycle: Cycle) -> Message | None:
+def huge(honest: Update, cycle: Cycle) -> Tensors | None:
     """Device 3 sends the largest numbers that there are, in the second round."""
     model = torch.full_like(honest.message["model"], 3.3e38)
     return {"model": model} if honest.device == 3 and cycle.round == 1 else None
@@ -168,7 +168,7 @@ def test_a_millionfold_update_is_refused_and_harms_nothing(round: int, local: di
 def test_alone_in_its_round_a_device_that_is_refused_does_not_end_the_run() -> None:
     experiment = EXPERIMENT.override(**{"clusters.count": 1, "clusters.participation": 0.1, "rounds": 12})
 
-    def poison(honest: Update, cycle: Cycle) -> Message | None:
+    def poison(honest: Update, cycle: Cycle) -> Tensors | None:
         return {"model": torch.full_like(honest.message["model"], 3.3e38)} if honest.device == 3 else None
 
     _, record, _ = poisoned(experiment, poison)

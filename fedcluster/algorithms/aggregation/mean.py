@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedcluster.experiment import Section
 from fedcluster.models.kernels.vectors import add_rounded
-from fedcluster.state import Aggregate, Message
+from fedcluster.state import Aggregate, Tensors
 
 GRID = 1.5 * 2.0**12  # a float64 below 2^12 plus GRID has no bits below 2^-40
 
@@ -25,14 +25,14 @@ class Mean:
     class Options(Section):
         pass
 
-    def __init__(self, spec: Message, options: Options | None = None, rng: Generator | None = None) -> None:
+    def __init__(self, spec: Tensors, options: Options | None = None, rng: Generator | None = None) -> None:
         sizes = [tensor.numel() for tensor in spec.values()]
         device = next(iter(spec.values())).device
         self.total = torch.zeros(sum(sizes) + 1, dtype=torch.float64, device=device)  # the last number is the weight
         self.sums = dict(zip(spec, torch.split(self.total[:-1], sizes), strict=True))
         self.weight = 0.0
 
-    def accumulate(self, message: Message, weight: float) -> None:
+    def accumulate(self, message: Tensors, weight: float) -> None:
         for name, sum_ in self.sums.items():
             add_rounded(sum_, message[name], weight, GRID)
         self.weight += weight + GRID - GRID

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedcluster.algorithms.aggregation.mean import Mean
-from fedcluster.state import Aggregate, Message
+from fedcluster.state import Aggregate, Tensors
 
 
 class Aggregator(Protocol):
-    def accumulate(self, message: Message, weight: float) -> None: ...
+    def accumulate(self, message: Tensors, weight: float) -> None: ...
     def reduce(self, all_reduce: Callable[[Tensor], None]) -> None: ...
     def finish(self) -> Aggregate | None: ...
 

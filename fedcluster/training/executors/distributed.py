@@ -22,7 +22,7 @@ from fedcluster.algorithms.aggregation.registry import Aggregator
 from fedcluster.errors import LostRank, NotAlike
 from fedcluster.fleet.fleet import Floats, Ints
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.state import NORM_WINDOW, Message, Refusal, Remote, Reply, State, Time, Update
+from fedcluster.state import NORM_WINDOW, Refusal, Remote, Reply, State, Tensors, Time, Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
 RUNS = itertools.count(1)  # numbers the runs of this process; every rank makes the same ones
@@ -35,7 +35,7 @@ class Distributed:
         self.here = here
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
 
-    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Reply]:
+    def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Reply]:
         for number, device in enumerate(cycle.cohort.tolist()):
             if number % self.world != self.rank:
                 yield Remote(device)
@@ -125,7 +125,7 @@ def check_same_state(state: State) -> None:
     check_ranks_match({f"a model after round {state.round} with digest": digest.hexdigest()[:16]})
 
 
-def broadcast_state(state: State, initial_device_state: Message) -> State:
+def broadcast_state(state: State, initial_device_state: Tensors) -> State:
     """Rank 0's state, on all ranks. A device without a state yet has `initial_device_state`."""
     if not distributed.is_initialized():
         return state
@@ -164,7 +164,7 @@ def broadcast_medians(medians: tuple[float, ...], like: Tensor) -> tuple[float, 
 
 
 def all_gather_norms(
-    kept: dict[int, dict[str, float]], cohort: Ints, upload_spec: Message
+    kept: dict[int, dict[str, float]], cohort: Ints, upload_spec: Tensors
 ) -> dict[int, dict[str, float]]:
     """The norms of the updates that any rank has accepted. One rank trains each device, so the sum is exact."""
     if not distributed.is_initialized() or not upload_spec:
@@ -179,7 +179,7 @@ def all_gather_norms(
     return {device: dict(zip(upload_spec, norms, strict=True)) for device, (accepted, *norms) in rows if accepted}
 
 
-def broadcast_tensors(message: Message, source: int) -> Message:
+def broadcast_tensors(message: Tensors, source: int) -> Tensors:
     """The tensors of rank `source` under these names."""
     copies = {name: tensor.clone() for name, tensor in message.items()}
     with collective():

@@ -17,17 +17,17 @@ from fedcluster.models.kernels.vectors import all_finite
 from fedcluster.models.local_sgd import Batches
 from fedcluster.models.optimizers import learning_rate
 from fedcluster.models.tasks import Task
-from fedcluster.state import Message, Reply, Update
+from fedcluster.state import Reply, Tensors, Update
 
 MOST_DRAWN = 2**27  # a gigabyte of row numbers
-DeviceStates = dict[int, Message]
+DeviceStates = dict[int, Tensors]
 """What devices keep, by device; executors read and update it."""
 
 
 class Executor(Protocol):
     """`received` is everything that the cohort has been sent in this cycle, in this phase and in earlier ones."""
 
-    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Reply]: ...
+    def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Reply]: ...
     def close(self) -> None: ...
 
 
@@ -67,7 +67,7 @@ class InProcess:
         self.initial_device_state = self.algorithm.initial_device_state(self.flat_model.w, self.flat_model.size)
         self.rows = lru_cache(maxsize=4096)(partition.sample_indices)
 
-    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+    def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Update]:
         for device in cycle.cohort.tolist():
             place = (cycle.round, cycle.cycle, device)
             message, kept = self.train_device(phase, place, received, device_states.get(device))
@@ -76,8 +76,8 @@ class InProcess:
             yield Update(device, cycle.round, cycle.cycle, message)
 
     def train_device(
-        self, phase: int, place: tuple[int, int, int], received: Message, device_states: Message | None
-    ) -> tuple[Message, Message]:
+        self, phase: int, place: tuple[int, int, int], received: Tensors, device_states: Tensors | None
+    ) -> tuple[Tensors, Tensors]:
         """Train one device: its upload and its new state. If that state is not finite, the device keeps its old one."""
         lr = learning_rate(self.options, received)
         batches = Batches(self.dataset, self.rows(place[2]), self.options, self.seed, place, lr)

@@ -37,7 +37,7 @@ from fedcluster.models.optimizers import RATE
 from fedcluster.models.schedules import rate_varies
 from fedcluster.processes import GUARD, UNGUARDED, defer_interrupts
 from fedcluster.reporting import Say
-from fedcluster.state import Message, State, Update
+from fedcluster.state import State, Tensors, Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
 AHEAD = 2  # devices that a worker holds: one that it trains, one that waits so that it need not
@@ -53,9 +53,9 @@ Place = tuple[int, int, int]
 class PhaseBuffers:
     """Shared memory for a phase of the algorithm: the broadcast, and slots for the uploads and states of devices."""
 
-    received: Message
-    sent: Message
-    device_states: Message
+    received: Tensors
+    sent: Tensors
+    device_states: Tensors
 
 
 class Ready(NamedTuple):
@@ -86,7 +86,7 @@ class Workers:
         self.context = mp.get_context("spawn")
         self.slots = (AHEAD + 1) * count
         self.buffers: list[PhaseBuffers] = []
-        received: Message = {RATE: torch.zeros(1)} if rate_varies(experiment) else {}
+        received: Tensors = {RATE: torch.zeros(1)} if rate_varies(experiment) else {}
         for phase in here.phases:
             received |= phase.broadcast(start)
             sent, kept = shared(self.slots, phase.upload_spec(start)), shared(self.slots, here.initial_device_state)
@@ -125,7 +125,7 @@ class Workers:
         while not all(worker.ready for worker in self.workers):
             self.listen(set())
 
-    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+    def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Update]:
         began = time.perf_counter()
         self.cycles -= phase == 0
         self.listen(set(), timeout=0)
@@ -138,12 +138,12 @@ class Workers:
             self.start()
 
     def train_together(
-        self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates
+        self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates
     ) -> Iterator[Update]:
         buffer = self.buffers[phase]
         write_slot(received, buffer.received, 0)
         places = [(cycle.round, cycle.cycle, device) for device in cycle.cohort.tolist()]
-        waiting, done, ours = deque(range(len(places))), set[int](), dict[int, tuple[Message, Message]]()
+        waiting, done, ours = deque(range(len(places))), set[int](), dict[int, tuple[Tensors, Tensors]]()
         for first, (_, _, device) in enumerate(places):
             while first not in done and first not in ours:
                 self.dispatch(waiting, places, phase, device_states, first)
@@ -312,7 +312,7 @@ def work(connection: Connection, buffers: list[PhaseBuffers], build: Callable[[]
         connection.send(RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
 
 
-def shared(count: int, upload_spec: Message) -> Message:
+def shared(count: int, upload_spec: Tensors) -> Tensors:
     """Shared memory for `count` messages of this spec."""
     return {
         name: torch.zeros(count, *tensor.shape, dtype=tensor.dtype).share_memory_()  # type: ignore[no-untyped-call]
@@ -320,12 +320,12 @@ def shared(count: int, upload_spec: Message) -> Message:
     }
 
 
-def write_slot(message: Message, buffer: Message, slot: int) -> None:
+def write_slot(message: Tensors, buffer: Tensors, slot: int) -> None:
     for name, tensor in message.items():
         buffer[name][slot].copy_(tensor)
 
 
-def read_slot(buffer: Message, slot: int) -> Message:
+def read_slot(buffer: Tensors, slot: int) -> Tensors:
     return {name: tensor[slot] for name, tensor in buffer.items()}
 
 

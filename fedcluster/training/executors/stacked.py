@@ -17,7 +17,7 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel, Loss
 from fedcluster.models.local_sgd import Batches
 from fedcluster.models.optimizers import learning_rate
-from fedcluster.state import Message, Update
+from fedcluster.state import Tensors, Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
 MEMORY = 256 * 2**20  # bytes of a stack on a CPU; on a GPU it is half of the free memory
@@ -77,7 +77,7 @@ class Stacked:
         self.largest = max(1, memory(here.flat_model.device) // bytes_per_device(here))
         self.flat_models: dict[int, StackedModel] = {}
 
-    def train(self, cycle: Cycle, received: Message, phase: int, device_states: DeviceStates) -> Iterator[Update]:
+    def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Update]:
         here = self.here
         places = [(cycle.round, cycle.cycle, device) for device in cycle.cohort.tolist()]
         lr = learning_rate(here.options, received)
@@ -162,14 +162,14 @@ def stackable(here: InProcess) -> str | None:
     return None
 
 
-def faster(here: InProcess, cycle: Cycle, start: Message, workers: int) -> bool:
+def faster(here: InProcess, cycle: Cycle, start: Tensors, workers: int) -> bool:
     """Try both; return whether the cohort trains faster in a stack than device by device in `workers` processes."""
     stacked = Stacked(here)
     few = Cycle(cycle.round, cycle.cycle, cycle.cluster, cycle.cohort[:4], cycle.weights[:4], cycle.samples[:4])
     return seconds(stacked, cycle, start) / len(cycle.cohort) < seconds(here, few, start) / len(few.cohort) / workers
 
 
-def seconds(executor: InProcess | Stacked, cycle: Cycle, start: Message) -> float:
+def seconds(executor: InProcess | Stacked, cycle: Cycle, start: Tensors) -> float:
     for _ in executor.train(cycle, start, 0, {}):  # once to warm up
         pass
     began = time.perf_counter()
