@@ -21,8 +21,7 @@ from fedcluster.analysis.measures import device_sample, largest_square, mean_los
 from fedcluster.analysis.smoothness import smoothness
 from fedcluster.analysis.tuning import best_rates
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Clusters as ClusterOptions
-from fedcluster.experiment import Experiment
+from fedcluster.experiment import Experiment, sections
 from fedcluster.fleet.clustering import clusters as clusterings
 from fedcluster.fleet.schedule import Schedule, cohort_sizes, taking_part
 from fedcluster.models.flat_model import FlatModel
@@ -157,7 +156,7 @@ class ClusteringEvaluator:
         self.setup, self.survey, self.L = setup, survey, L
         self.gap = mean_loss(survey, setup.fleet)  # f(W_0) - inf f, with inf f = 0: no loss is below
 
-    def __call__(self, name: str, options: ClusterOptions) -> Candidate:
+    def __call__(self, name: str, options: sections.Clusters) -> Candidate:
         fleet, survey, seed = self.setup.fleet, self.survey, self.setup.experiment.seed
         by_gradients = options.method in ("balanced", "similar") and options.features == "gradients"
         if by_gradients and len(survey.devices) < len(fleet):

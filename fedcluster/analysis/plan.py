@@ -12,9 +12,7 @@ from scipy.sparse import coo_array
 
 from fedcluster.analysis.fleet_report import clusters_table
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Clusters as Options
-from fedcluster.experiment import Experiment
-from fedcluster.experiment import Fleet as FleetOptions
+from fedcluster.experiment import Experiment, sections
 from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.fleet import Fleet, Floats, Ints, described
 from fedcluster.fleet.timezones import DAY
@@ -76,7 +74,7 @@ def plan(
     if soft and availability is None:
         raise BadExperiment("--soft needs --availability, which says in which slots a device is free")
     trace_path = None if availability is None else str(availability)
-    fleet_options: FleetOptions = options_of(
+    fleet_options: sections.Fleet = options_of(
         "fleet", path=str(path), availability=trace_path, trace_format=trace_format, date=date
     )
     known = described(fleet_options, seed)
@@ -85,7 +83,9 @@ def plan(
     sizes = known.samples if known.samples is not None else np.ones(devices, np.int64)
     fleet = Fleet(sizes, known.names, known=known)
     method = "timezone" if trace is None else "availability"
-    options: Options = options_of("clusters", method=method, count=count, soft=soft, free_seconds=free_seconds)
+    options: sections.Clusters = options_of(
+        "clusters", method=method, count=count, soft=soft, free_seconds=free_seconds
+    )
     if trace is None:
         bands = clusters.build(options, fleet, seed)
         return Plan(fleet, bands, nights(fleet, bands))

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Clock as Options
-from fedcluster.experiment import Local
+from fedcluster.experiment import Local, sections
 from fedcluster.fleet.availability import FOREVER
 from fedcluster.fleet.fleet import Fleet, Ints
 from fedcluster.fleet.schedule import Cycle, Schedule, samples_used
@@ -50,7 +49,7 @@ def all_report(cycle: Cycle, time: Time) -> CycleOutcome:
 class Clock:
     """`down` and `up` are the bytes of a device's messages in a turn, over all its exchanges."""
 
-    def __init__(self, options: Options, fleet: Fleet, local: Local, seed: int, down: int, up: int) -> None:
+    def __init__(self, options: sections.Clock, fleet: Fleet, local: Local, seed: int, down: int, up: int) -> None:
         self.options, self.fleet, self.local, self.seed, self.down, self.up = options, fleet, local, seed, down, up
         self.deadline = FOREVER if options.deadline is None else round(options.deadline * 1000)
 
@@ -129,7 +128,7 @@ def part(cycle: Cycle, places: Ints) -> Cycle:
     return replace(cycle, cohort=cycle.cohort[places], weights=cycle.weights[places], samples=cycle.samples[places])
 
 
-def check(options: Options, schedule: Schedule) -> None:
+def check(options: sections.Clock, schedule: Schedule) -> None:
     """A cycle that can never have enough updates would fail for ever."""
     least = min(cycle.wanted for cycle in schedule.round(0))
     if options.min_updates > least:

@@ -16,7 +16,7 @@ from fedcluster.data.held_out import hold_out, test_rows
 from fedcluster.data.partition import Labels, Partition
 from fedcluster.data.partitions import registry as partitions
 from fedcluster.errors import BadData, BadExperiment
-from fedcluster.experiment import Fleet as Options
+from fedcluster.experiment import sections
 from fedcluster.fleet import fleet_file, synthetic, traces
 from fedcluster.fleet.fleet_file import DeviceTable
 from fedcluster.inputs import located
@@ -73,7 +73,7 @@ def capped(sizes: Ints, cap: float) -> Ints:
     return sizes if np.isinf(cap) else np.minimum(sizes, int(np.median(sizes) * cap))
 
 
-def build(options: Options, dataset: Dataset, seed: int, cap: float = np.inf) -> tuple[Fleet, Partition]:
+def build(options: sections.Fleet, dataset: Dataset, seed: int, cap: float = np.inf) -> tuple[Fleet, Partition]:
     """The fleet that the experiment describes, and the samples of its devices.
 
     With `partition = "natural"` the data say which devices there are; otherwise a fleet file, a trace or
@@ -109,7 +109,7 @@ def build(options: Options, dataset: Dataset, seed: int, cap: float = np.inf) ->
     return Fleet(partition.sizes, known.names, partition.labels, known, cap), partition
 
 
-def described(options: Options, seed: int, names: Any = None) -> DeviceTable:
+def described(options: sections.Fleet, seed: int, names: Any = None) -> DeviceTable:
     """What a fleet file, a trace or a synthetic population says of the devices, in the order of `names` if the data
     name them."""
     day = options.date
@@ -147,7 +147,7 @@ def matched(known: DeviceTable, table: Any, names: Any) -> Ints:
     return order
 
 
-def check_count(options: Options, devices: int, source: Any) -> None:
+def check_count(options: sections.Fleet, devices: int, source: Any) -> None:
     if options.devices not in (None, devices):
         raise BadExperiment(f"fleet.devices = {options.devices}, but {source} names {devices}: leave it out")
 

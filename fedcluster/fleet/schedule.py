@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcluster.experiment import Clusters as Options
-from fedcluster.experiment import Local
+from fedcluster.experiment import Local, sections
 from fedcluster.fleet.clustering.clusters import Clusters, build
 from fedcluster.fleet.fleet import Fleet, Floats, Ints, name_of
 from fedcluster.rng import stream
@@ -86,7 +85,9 @@ def cohort_sizes(participation: float, sizes: Ints) -> Ints:
 class Schedule:
     """M cycles make one round; every device is in at most one cohort a round."""
 
-    def __init__(self, options: Options, fleet: Fleet, clusters: Clusters, seed: int, over_select: float = 1.0) -> None:
+    def __init__(
+        self, options: sections.Clusters, fleet: Fleet, clusters: Clusters, seed: int, over_select: float = 1.0
+    ) -> None:
         self.options = options
         self.fleet = fleet
         self.clusters = clusters

@@ -23,8 +23,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.lib import format as npy
 
-from fedcluster.experiment import CLAIM_CAP, NORM_BOUND
-from fedcluster.experiment import Clusters as Options
+from fedcluster.experiment import CLAIM_CAP, NORM_BOUND, sections
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Fleet
 from fedcluster.fleet.schedule import Cycle, Schedule
@@ -95,7 +94,7 @@ class FedCluster(Strategy):
         self.inner, self.assign, self.seed = inner, clusters, seed
         self.norm_bound, self.sample_cap = norm_bound, sample_cap
         count = clusters if isinstance(clusters, int) else None
-        self.options = Options(count=count, participation=participation, order=order)  # type: ignore[arg-type]
+        self.options = sections.Clusters(count=count, participation=participation, order=order)  # type: ignore[arg-type]
         self.members: dict[int, int] = {}  # the cluster of every node that has been online
         self.examples: dict[int, float] = {}  # what each claimed at first
         self.norms: tuple[float, ...] = ()  # the medians of recent cohorts

@@ -19,8 +19,7 @@ from fedcluster.analysis.measures import device_sample, largest_square
 from fedcluster.analysis.smoothness import hessian_product, smoothness
 from fedcluster.data.dataset import Dataset
 from fedcluster.data.partition import Labels, Partition
-from fedcluster.experiment import Clusters as ClusterOptions
-from fedcluster.experiment import Fleet, Local
+from fedcluster.experiment import Fleet, Local, sections
 from fedcluster.fleet import fleet as fleets
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Floats
@@ -135,7 +134,8 @@ def test_what_cohorts_add_is_the_mean_over_all_cohorts() -> None:
 @pytest.mark.parametrize("sizes", [[4, 4, 4, 2], [3, 5, 3, 5], [3, 3, 3, 3, 1], [2, 2, 9], [1, 1, 4]])
 def test_clusters_that_tie_for_a_device_get_it_equally_often(order: Any, sizes: list[int]) -> None:
     """The mean cohorts over 600 rounds of the schedule: a cluster of three is asked for one or two at 0.5."""
-    options, fleet = ClusterOptions(count=len(sizes), participation=0.5, order=order), fleets.Fleet(np.ones(sum(sizes)))
+    options = sections.Clusters(count=len(sizes), participation=0.5, order=order)
+    fleet = fleets.Fleet(np.ones(sum(sizes)))
     clusters = Clusters(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
     schedule = Schedule(options, fleet, clusters, 0)
     drawn: list[list[int]] = [[] for _ in sizes]

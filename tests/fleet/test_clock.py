@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import fedcluster
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Clock as Options
-from fedcluster.experiment import Clusters, Fleet, Local
+from fedcluster.experiment import Clusters, Fleet, Local, sections
 from fedcluster.fleet import fleet as fleets
 from fedcluster.fleet.availability import build
 from fedcluster.fleet.clock import Clock, busy
@@ -36,7 +35,7 @@ MEGABYTE = 1_000_000
 def clock(known: DeviceTable, devices: int, local: Local | None = None, **options: Any) -> Clock:
     fleet, _ = fleets.build(Fleet(devices=devices, samples=50), dataset(), 0)
     given = local or Local(steps=10, batch=5)
-    return Clock(Options(**options), replace(fleet, known=known), given, seed=3, down=MEGABYTE, up=2 * MEGABYTE)
+    return Clock(sections.Clock(**options), replace(fleet, known=known), given, seed=3, down=MEGABYTE, up=2 * MEGABYTE)
 
 
 def cycle(devices: int, wanted: int, j: int = 0) -> Cycle:
@@ -230,8 +229,8 @@ def test_reruns_and_resumes_are_bit_identical(
 def test_a_changed_fleet_file_is_refused_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "fleet.csv"
     path.write_text("up_mbps\n" + "1\n" * 10)
-    sections = Fleet(path=str(path), samples=20), Clusters(count=2), Options()
-    experiment = EXPERIMENT.override(**dict(zip(("fleet", "clusters", "clock"), sections, strict=True)))
+    given = Fleet(path=str(path), samples=20), Clusters(count=2), sections.Clock()
+    experiment = EXPERIMENT.override(**dict(zip(("fleet", "clusters", "clock"), given, strict=True)))
     monkeypatch.setattr(Record, "round", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fedcluster.run(experiment, tmp_path / "run", display=Display())

@@ -7,8 +7,7 @@ import pytest
 
 from fedcluster.analysis import heterogeneity
 from fedcluster.data.dataset import Dataset
-from fedcluster.experiment import Clusters as Options
-from fedcluster.experiment import Fleet
+from fedcluster.experiment import Fleet, sections
 from fedcluster.fleet import fleet as fleets
 from fedcluster.fleet.clustering import anticlustering
 from fedcluster.fleet.clustering import clusters as clusterings
@@ -40,7 +39,7 @@ FLEETS: dict[str, Any] = {
 @pytest.mark.parametrize("name", FLEETS)
 def test_never_worse_than_the_start_or_the_best_of_100_random_ones(name: str, count: int) -> None:
     fleet = FLEETS[name]()
-    options, n, p = Options(count=count), len(fleet), fleet.weights
+    options, n, p = sections.Clusters(count=count), len(fleet), fleet.weights
     u = anticlustering.contributions(fleet, None)
 
     def H(assignment: Any) -> float:
@@ -74,16 +73,16 @@ def test_one_device_a_cluster_and_one_cluster() -> None:
     fleet = uneven(5, 0)
     for method in ("balanced", "similar"):
         for count in (1, 5):
-            clusters = clusterings.build(Options(method=method, count=count), fleet, 0)
+            clusters = clusterings.build(sections.Clusters(method=method, count=count), fleet, 0)
             assert clusters.count == count
 
 
 def test_pure_devices_are_dealt_out_evenly_or_kept_together() -> None:
     fleet, _ = fleets.build(Fleet(devices=100, samples=10, rho_device=1.0), dataset(), 0)
-    balanced = clusterings.build(Options(method="balanced", count=10), fleet, 0)
+    balanced = clusterings.build(sections.Clusters(method="balanced", count=10), fleet, 0)
     for members in balanced.members:
         assert sorted(fleet.major_class[members]) == list(range(10))
-    similar = clusterings.build(Options(method="similar", count=10), fleet, 0)
+    similar = clusterings.build(sections.Clusters(method="similar", count=10), fleet, 0)
     kept = [np.bincount(fleet.major_class[members], minlength=10).max() for members in similar.members]
     assert np.mean(kept) > 9
 
@@ -92,5 +91,5 @@ def test_features_decide() -> None:
     """By features that say nothing of labels: pairs of opposite devices are put together."""
     fleet, _ = fleets.build(Fleet(devices=40, samples=10), dataset(), 0)
     features = np.repeat(np.eye(20), 2, axis=0) * np.tile([1, -1], 20)[:, None]
-    clusters = clusterings.build(Options(method="balanced", count=20), fleet, 0, features)
+    clusters = clusterings.build(sections.Clusters(method="balanced", count=20), fleet, 0, features)
     assert heterogeneity.split(features, fleet.weights, clusters).cluster == pytest.approx(0, abs=1e-12)

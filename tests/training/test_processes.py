@@ -78,7 +78,7 @@ def test_sigterm_ends_a_server_that_waits_for_devices(tmp_path: Path) -> None:
     words = "--insecure", "--listen", "127.0.0.1:0", "--out", tmp_path / "out"
     process = start("-m", "fedcluster", "serve", tmp_path / "long.toml", *words)
     assert process.stdout is not None
-    assert "open to devices" in process.stdout.readline()
+    assert "listening for devices" in process.stdout.readline()
     process.terminate()
     _, err = process.communicate(timeout=600)
     assert process.returncode == 143

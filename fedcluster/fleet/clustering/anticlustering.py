@@ -17,7 +17,7 @@ import numpy as np
 from numpy.random import Generator
 from scipy.optimize import linear_sum_assignment
 
-from fedcluster.experiment import Clusters as Options
+from fedcluster.experiment import sections
 from fedcluster.fleet.fleet import Fleet, Floats, Ints
 
 TRIES = 64  # pairs of devices that are tried for a pair of clusters; the best of them is swapped
@@ -26,13 +26,13 @@ TURNS = 40  # how often a device is looked at, about, before the search ends any
 NUMBERS = 2_000_000  # in memory for the candidates of one step
 
 
-def balanced(fleet: Fleet, rng: Generator, options: Options, features: Floats | None = None) -> Ints:
+def balanced(fleet: Fleet, rng: Generator, options: sections.Clusters, features: Floats | None = None) -> Ints:
     """Equal-sized clusters that differ as little as possible: the least H_cluster on the features."""
     u, count = contributions(fleet, features), options.count or 1
     return improve(deal(u, count), u, fleet.weights, count, rng, sign=1)
 
 
-def similar(fleet: Fleet, rng: Generator, options: Options, features: Floats | None = None) -> Ints:
+def similar(fleet: Fleet, rng: Generator, options: sections.Clusters, features: Floats | None = None) -> Ints:
     """The opposite, equal-sized clusters of devices that are alike: the largest H_cluster."""
     u, count = contributions(fleet, features), options.count or 1
     return improve(cut(u, count), u, fleet.weights, count, rng, sign=-1)

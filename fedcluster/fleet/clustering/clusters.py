@@ -17,8 +17,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcluster.errors import BadData, BadExperiment
-from fedcluster.experiment import Clusters as Options
-from fedcluster.experiment import import_object
+from fedcluster.experiment import import_object, sections
 from fedcluster.fleet.clustering import anticlustering
 from fedcluster.fleet.clustering.slots import Timetable, timetable
 from fedcluster.fleet.fleet import Fleet, Floats, Ints
@@ -27,7 +26,7 @@ from fedcluster.rng import stream
 
 UNEQUAL = 0.1  # relative difference between q_K and 1/M that is reported
 UNASSIGNED = -2  # a device that a cluster file has not named yet
-Clustering = Callable[[Fleet, Generator, Options], NDArray[Any]]
+Clustering = Callable[[Fleet, Generator, sections.Clusters], NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +85,9 @@ class Clusters:
         )
 
 
-def build(options: Options, fleet: Fleet, seed: int, features: Floats | None = None, round: int = 0) -> Clusters:
+def build(
+    options: sections.Clusters, fleet: Fleet, seed: int, features: Floats | None = None, round: int = 0
+) -> Clusters:
     """The clusters that the experiment describes, checked. `balanced` and `similar` go by the devices' features, one
     row each; left out, by their label shares. Only "redrawn" ones depend on the round."""
     if options.count is not None and options.count > len(fleet):
@@ -145,12 +146,12 @@ def from_assignment(given: Ints, count: int | None = None) -> Clusters:
     return Clusters(first, int(first.max()) + 1 if count is None else count, second)
 
 
-def random(fleet: Fleet, rng: Generator, options: Options) -> Ints:
+def random(fleet: Fleet, rng: Generator, options: sections.Clusters) -> Ints:
     """Random clusters of equal size."""
     return rng.permutation(np.arange(len(fleet)) % cluster_count(options))
 
 
-def major_class(fleet: Fleet, rng: Generator, options: Options) -> Ints:
+def major_class(fleet: Fleet, rng: Generator, options: sections.Clusters) -> Ints:
     """Clusters of equal size in which a share rho_cluster of cluster K's devices have class K as their major class.
 
     Cluster K gets that many devices of its class at random. The other devices fill the remaining places at random; one
@@ -200,7 +201,7 @@ def partner(rng: Generator, i: int, places: Ints, major: Ints, own_class: Ints) 
     return int(rng.choice(fits)) if len(fits) else None
 
 
-def timezone(fleet: Fleet, rng: Generator, options: Options) -> Ints:
+def timezone(fleet: Fleet, rng: Generator, options: sections.Clusters) -> Ints:
     """Clusters of equal size that are contiguous in the UTC offset, in the order in which night comes to them.
 
     Midnight comes to offset o at -o UTC, on a circle of 24 hours, which is cut at its widest gap. Devices of an offset
@@ -232,13 +233,13 @@ def utc_offset(fleet: Fleet) -> Floats:
     return ahead
 
 
-def availability(fleet: Fleet, rng: Generator, options: Options) -> Ints:
+def availability(fleet: Fleet, rng: Generator, options: sections.Clusters) -> Ints:
     """Clusters by a slot of the day in which a device is free long enough; with `soft`, by two. Devices that are never
     free are in no cluster; slots without devices are left out."""
     return number_slots(find_slots(fleet, rng, options), options.soft)
 
 
-def find_slots(fleet: Fleet, rng: Generator, options: Options) -> Timetable:
+def find_slots(fleet: Fleet, rng: Generator, options: sections.Clusters) -> Timetable:
     trace = fleet.known.availability
     if trace is None:
         raise BadData(
@@ -260,7 +261,7 @@ def number_slots(found: Timetable, soft: bool) -> Ints:
     return np.column_stack([first, np.where(second < 0, first, second)]) if soft else first
 
 
-def file(fleet: Fleet, rng: Generator, options: Options) -> Ints:
+def file(fleet: Fleet, rng: Generator, options: sections.Clusters) -> Ints:
     """The assignment in a CSV file with the columns device,cluster: every device once, clusters numbered from 0 or
     from 1, `none` for a device that takes no part. With a column second, a device is in two clusters."""
     path = located(str(options.path), "clusters.path")
@@ -301,6 +302,6 @@ def file(fleet: Fleet, rng: Generator, options: Options) -> Ints:
     return clusters if (clusters[:, 0] != clusters[:, 1]).any() else clusters[:, 0]
 
 
-def cluster_count(options: Options) -> int:
+def cluster_count(options: sections.Clusters) -> int:
     assert options.count is not None  # the experiment fills it in
     return options.count
