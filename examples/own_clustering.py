@@ -15,6 +15,9 @@ def dealt_out(fleet, rng, options):  # type: ignore[no-untyped-def]
     return assignment
 
 
+dealt_out.needs = "labels"  # type: ignore[attr-defined]  # devices of a federation must tell theirs
+
+
 experiment = fedcluster.Experiment(
     rounds=3,
     fleet={"devices": 100, "samples": 50, "rho_device": 0.9},

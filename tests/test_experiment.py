@@ -9,7 +9,8 @@ import pytest
 
 import fedcluster
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Local, changes
+from fedcluster.experiment import Local, changes, options_class
+from fedcluster.experiment.parts import registered
 from tests.conftest import Here
 
 DEFAULTS = """
@@ -29,10 +30,6 @@ test_share = 0.0
 [clusters]
 method = "random"
 count = 10
-rho_cluster = 0.1
-features = "labels"
-free_seconds = 600.0
-soft = false
 order = "reshuffle"
 weighting = "cluster"
 participation = 0.1
@@ -167,12 +164,33 @@ option = "II"
     }
 
 
+def test_options_of_clusterings_were_keys_of_every_clustering(tmp_path: Path) -> None:
+    former = 'rho_cluster = 0.1\nfeatures = "labels"\nfree_seconds = 600.0\nsoft = false\n'
+    for method in ("random", "major_class", "balanced", "availability"):
+        (tmp_path / "old.toml").write_text(f'[clusters]\nmethod = "{method}"\n{former}')
+        assert fedcluster.load(tmp_path / "old.toml") == fedcluster.Experiment(clusters={"method": method})
+    (tmp_path / "old.toml").write_text('[clusters]\nmethod = "random"\nrho_cluster = 0.3\n')
+    with pytest.raises(BadExperiment, match=r'clusters\.rho_cluster is an option of method = "major_class": remove it'):
+        fedcluster.load(tmp_path / "old.toml")
+    words = ["clusters.rho_cluster=0.4", "clusters.method=major_class"]  # in any order
+    (tmp_path / "new.toml").write_text('[clusters]\nmethod = "balanced"\nfeatures = "gradients"\n')
+    assert fedcluster.load(tmp_path / "new.toml", words).clusters.options.rho_cluster == 0.4
+
+
+@pytest.mark.parametrize("docs", ["fedcluster.fleet.clustering.registry:CLUSTERINGS", "fedcluster.models.zoo:ZOO"])
+def test_the_reference_names_every_part(docs: str) -> None:
+    reference = Path("docs/experiment.md").read_text()
+    for name, part in registered(docs).items():
+        assert f"`{name}`" in reference
+        assert all(f"`{option}`" in reference for option in options_class(part).model_fields)
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
         ({"local": {"mu": 0.7}}, "local.mu = 0.7 is not allowed: the algorithm 'fedavg' has no such option"),
         ({"algorithm": {"name": "fedprox", "nu": 1.0}}, "algorithm.nu is not a key; allowed: mu"),
-        ({"algorithm": {"name": "fedavg", "mu": 1.0}}, "algorithm.mu is not a key; allowed: none"),
+        ({"algorithm": {"name": "fedavg", "mu": 1.0}}, 'algorithm.mu is an option of name = "fedprox": remove it'),
         ({"algorithm": {"name": "a"}, "local": {"algorithm": "fedavg"}}, "'fedavg' and algorithm.name = 'a' differ"),
         ({"algorithm": 3, "local": {"algorithm": "fedavg"}}, "algorithm = 3 is not allowed"),
         ({"aggregation": {"name": "man"}}, "aggregation.name = 'man' is not allowed: use one of mean"),

@@ -23,6 +23,7 @@ from fedcluster.analysis.tuning import best_rates
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Experiment, sections
 from fedcluster.fleet.clustering import clusters as clusterings
+from fedcluster.fleet.clustering import registry as clustering_registry
 from fedcluster.fleet.schedule import Schedule, cohort_sizes, taking_part
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.runs.progress import Display, Progress
@@ -100,8 +101,11 @@ def advise(
     The number of `workers` (threads) does not change the result.
     """
     display = display or Display()
-    if experiment.clusters.method == "file":
-        raise BadExperiment('clusters.method = "file" fixes M: choose another method, such as random or balanced')
+    if clustering_registry.find(experiment.clusters).default_count is None:
+        raise BadExperiment(
+            f'clusters.method = "{experiment.clusters.method}" fixes M: choose another method, such as random or '
+            "balanced"
+        )
     with repeatable():
         evaluate = survey_fleet(experiment, display, workers)
     devices, surveyed = len(evaluate.setup.fleet), len(evaluate.survey.devices)
@@ -111,7 +115,7 @@ def advise(
     counts = cluster_counts(devices, experiment.clusters.participation)
     for M in display.track(counts, "clusterings", "values of M"):
         try:
-            candidates.append(evaluate(f"M = {M}", experiment.clusters.model_copy(update={"count": M})))
+            candidates.append(evaluate(f"M = {M}", experiment.override(**{"clusters.count": M}).clusters))
         except BadExperiment as error:
             remarks.append(f"M = {M} is left out: {error}")
     if not candidates:
@@ -127,7 +131,7 @@ def advise(
     elif recommended > 1:
         for name, keys in ALTERNATIVES.items():
             try:
-                options = experiment.clusters.model_copy(update={"count": recommended, **keys})
+                options = experiment.override(clusters={"count": recommended, **keys}).clusters
                 alternatives.append(evaluate(name, options))
             except BadExperiment as error:
                 remarks.append(f"The clustering {name} is left out: {error}")
@@ -158,7 +162,7 @@ class ClusteringEvaluator:
 
     def __call__(self, name: str, options: sections.Clusters) -> Candidate:
         fleet, survey, seed = self.setup.fleet, self.survey, self.setup.experiment.seed
-        by_gradients = options.method in ("balanced", "similar") and options.features == "gradients"
+        by_gradients = clustering_registry.needs(options) == "gradients"
         if by_gradients and len(survey.devices) < len(fleet):
             raise BadExperiment(
                 f'clusters.features = "gradients" needs the gradients of all {len(fleet):,} devices, and in a fleet '

@@ -23,6 +23,7 @@ from fedcluster.analysis.measures import (
 from fedcluster.analysis.smoothness import smoothness
 from fedcluster.errors import BadData
 from fedcluster.experiment import Experiment
+from fedcluster.fleet.clustering import registry as clusterings
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Ints
 from fedcluster.fleet.schedule import mean_steps
@@ -214,7 +215,7 @@ def remarks(experiment: Experiment, setup: Setup, devices: Ints, largest: Point)
         remarks.append(
             f'The theorem reshuffles the clusters every round; this experiment has clusters.order = "{options.order}".'
         )
-    if options.method == "redrawn" or options.soft:
+    if clusterings.find(options).every_round or setup.clusters.second is not None:
         remarks.append("The theorem's clusters are fixed; here they change, and those of the first round are measured.")
     if inequality := unequal_clusters(setup):
         remarks.append(inequality)

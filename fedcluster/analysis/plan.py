@@ -14,6 +14,9 @@ from fedcluster.analysis.fleet_report import clusters_table
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Experiment, sections
 from fedcluster.fleet.clustering import clusters
+from fedcluster.fleet.clustering.request import Request
+from fedcluster.fleet.clustering.slots import find_slots, number_slots
+from fedcluster.fleet.clustering.timezone import utc_offset
 from fedcluster.fleet.fleet import Fleet, Floats, Ints, described
 from fedcluster.fleet.timezones import DAY
 from fedcluster.rng import stream
@@ -48,7 +51,7 @@ class Plan:
         """The first and the last UTC offset of each cluster by time zone."""
         if self.slots is not None:
             return [None] * self.clusters.count
-        offset = clusters.utc_offset(self.fleet)
+        offset = utc_offset(self.fleet)
         midnights = [np.unique(np.mod(-offset[members], 24)) for members in self.clusters.members]
         return [arc_ends(hours) for hours in midnights]
 
@@ -82,15 +85,14 @@ def plan(
     devices = len(trace) if trace is not None else len(next(iter(columns.values())))
     sizes = known.samples if known.samples is not None else np.ones(devices, np.int64)
     fleet = Fleet(sizes, known.names, known=known)
-    method = "timezone" if trace is None else "availability"
-    options: sections.Clusters = options_of(
-        "clusters", method=method, count=count, soft=soft, free_seconds=free_seconds
-    )
     if trace is None:
-        bands = clusters.build(options, fleet, seed)
+        bands = clusters.build(options_of("clusters", method="timezone", count=count), fleet, seed)
         return Plan(fleet, bands, nights(fleet, bands))
-    found = clusters.find_slots(fleet, stream(seed, "clusters"), options)
-    groups = clusters.from_assignment(clusters.number_slots(found, soft))
+    options: sections.Clusters = options_of(
+        "clusters", method="availability", count=count, soft=soft, free_seconds=free_seconds
+    )
+    found = find_slots(Request(fleet, count, options.options, stream(seed, "clusters")))
+    groups = clusters.from_assignment(number_slots(found, soft))
     free = np.zeros((groups.count, BINS))
     for part, days in trace.windows(BINS, DAY // BINS, DAY // BINS // 2):
         free += by_cluster(groups.assignment[part], groups.count, days / trace.rounds(DAY)[part, None])
@@ -115,7 +117,7 @@ def by_cluster(assignment: Ints, count: int, values: Floats) -> Floats:
 
 def nights(fleet: Fleet, groups: clusters.Clusters) -> Floats:
     """The share of each cluster for which it is night, [M, BINS]."""
-    ahead = clusters.utc_offset(fleet)
+    ahead = utc_offset(fleet)
     times = (np.arange(BINS) + 0.5) * 24 / BINS
     shares = []
     for members in groups.members:

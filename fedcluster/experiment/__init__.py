@@ -7,10 +7,9 @@ Every default is the paper's where the paper has one. Where a key takes a name, 
 from fedcluster.experiment.experiment import Experiment, changes
 from fedcluster.experiment.files import load, parse, read, there_is
 from fedcluster.experiment.messages import shown
-from fedcluster.experiment.parts import Part, Section, check_name, import_object, one_of
+from fedcluster.experiment.parts import Part, Section, check_name, import_object, one_of, options_class
 from fedcluster.experiment.sections import (
     CLAIM_CAP,
-    CLUSTERINGS,
     LOCAL_OPTIMIZERS,
     NORM_BOUND,
     SECTIONS,
@@ -32,11 +31,10 @@ from fedcluster.experiment.sections import (
     Stop,
     Task,
 )
-from fedcluster.experiment.types import Count, NonNegative, Positive, Share
+from fedcluster.experiment.types import Count, FilePath, NonNegative, Positive, Seconds, Share
 
 __all__ = [
     "CLAIM_CAP",
-    "CLUSTERINGS",
     "LOCAL_OPTIMIZERS",
     "NORM_BOUND",
     "SECTIONS",
@@ -52,6 +50,7 @@ __all__ = [
     "Data",
     "Eval",
     "Experiment",
+    "FilePath",
     "Fleet",
     "LearningRateSchedule",
     "Local",
@@ -59,6 +58,7 @@ __all__ = [
     "NonNegative",
     "Part",
     "Positive",
+    "Seconds",
     "Section",
     "Server",
     "Share",
@@ -69,6 +69,7 @@ __all__ = [
     "import_object",
     "load",
     "one_of",
+    "options_class",
     "parse",
     "read",
     "shown",

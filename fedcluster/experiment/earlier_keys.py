@@ -7,13 +7,22 @@ from pydantic import ValidationError
 
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment.messages import describe, shown
-from fedcluster.experiment.sections import Algorithm
+from fedcluster.experiment.sections import NAMING, Algorithm
 
 # Options of algorithms that were keys of [local] before there was [algorithm], with their defaults. The files of runs
 # from then have all of them.
 FORMERLY_LOCAL = {"mu": 0.1, "beta": 1.0, "eta": 1.0, "option": "II", "reset": "never", "statistics": "per_step"}
-# Options of partitions that every file of a run has from when they were keys of [fleet], with partition and default.
-FORMERLY_FLEET = {"rho_device": ("major_class", 0.5), "alpha": ("dirichlet", 0.3)}
+# Options of partitions and clusterings that every file of a run has from when they were keys of the section itself,
+# with the parts that declare them now and the default.
+FORMERLY_COMMON: dict[str, dict[str, tuple[tuple[str, ...], Any]]] = {
+    "fleet": {"rho_device": (("major_class",), 0.5), "alpha": (("dirichlet",), 0.3)},
+    "clusters": {
+        "rho_cluster": (("major_class",), 0.1),
+        "features": (("balanced", "similar"), "labels"),
+        "free_seconds": (("availability",), 600.0),
+        "soft": (("availability",), False),
+    },
+}
 
 
 def current_key(dotted: str) -> str:
@@ -26,13 +35,13 @@ def current_key(dotted: str) -> str:
 
 def current_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     """The same experiment with `local.algorithm` and the options of algorithms in [algorithm], where they are now, and
-    without the options of other partitions in [fleet]."""
+    without default options of other partitions and clusterings in [fleet] and [clusters]."""
     found, local = dict(keys), keys.get("local")
-    if isinstance(fleet := found.get("fleet"), dict):
-        other = {key for key, owner in FORMERLY_FLEET.items() if fleet.get("partition", "major_class") != owner[0]}
-        found["fleet"] = {
-            key: value for key, value in fleet.items() if key not in other or value != FORMERLY_FLEET[key][1]
-        }
+    for name, former in FORMERLY_COMMON.items():
+        if isinstance(given := found.get(name), dict):
+            part = given.get(NAMING[name].key, NAMING[name].default_part())
+            unused = {key: default for key, (owners, default) in former.items() if part not in owners}
+            found[name] = {key: value for key, value in given.items() if key not in unused or value != unused[key]}
     if not isinstance(local, dict) or not ({"algorithm", *FORMERLY_LOCAL} & local.keys()):
         return found
     given = found.get("algorithm", {})

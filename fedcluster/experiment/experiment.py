@@ -42,7 +42,7 @@ class Experiment(Section):
     method: Literal["fedcluster", "centralized"] = "fedcluster"
     data: Data = Data()
     fleet: Fleet = Field(default_factory=Fleet)
-    clusters: Clusters = Clusters()
+    clusters: Clusters = Field(default_factory=Clusters)
     model: Model = Model()
     task: Task = Field(default_factory=Task)
     algorithm: Algorithm = Field(default_factory=Algorithm)

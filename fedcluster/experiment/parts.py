@@ -26,12 +26,10 @@ class Part(Section):
 
     @classmethod
     def names(cls) -> dict[str, Any]:
-        """The registry. It is imported late: experiments come before the parts that they name."""
-        module, _, table = cls.registry.partition(":")
-        found: dict[str, Any] = getattr(import_module(module), table)
-        return found
+        """The parts that this section can name."""
+        return registered(cls.registry)
 
-    @field_validator("name", "partition", check_fields=False)
+    @field_validator("name", "partition", "method", check_fields=False)
     @classmethod
     def name_is_known(cls, name: Any) -> Any:
         return check_name(name, cls.names())
@@ -45,9 +43,23 @@ class Part(Section):
             filled = kind(**given)
         except ValidationError as error:
             known = [*type(self).model_fields, *kind.model_fields] if self.key != "name" else kind.model_fields
-            raise ValueError(f".{describe(error.errors(), known)}") from None
+            raise ValueError(f".{self.option_of_another(given) or describe(error.errors(), known)}") from None
         object.__setattr__(self, "__pydantic_extra__", dict(filled))
         return self
+
+    def option_of_another(self, given: Iterable[str]) -> str:
+        """A sentence on the first key that only other parts of the registry have as an option, or nothing."""
+        own = self.options_class().model_fields
+        for key in given:
+            owners = [f'"{name}"' for name, part in self.names().items() if key in options_class(part).model_fields]
+            if owners and key not in own:
+                return f"{key} is an option of {self.key} = {' or '.join(owners)}: remove it, or change {self.key}"
+        return ""
+
+    @classmethod
+    def default_part(cls) -> Any:
+        """What the section names where it names nothing."""
+        return cls.model_fields[cls.key].default
 
     def find(self) -> Any:
         """The class or function that the name stands for."""
@@ -58,13 +70,24 @@ class Part(Section):
         return names[name] if name in names else import_object(name)
 
     def options_class(self) -> type[Section]:
-        found = self.find()
-        kind: type[Section] = getattr(found.func if isinstance(found, partial) else found, "Options", Section)
-        return kind
+        return options_class(self.find())
 
     @property
     def options(self) -> Any:
         return self.options_class()(**(self.__pydantic_extra__ or {}))
+
+
+def registered(registry: str) -> dict[str, Any]:
+    """The registry `module:name`. It is imported late: experiments come before the parts that they name."""
+    module, _, table = registry.partition(":")
+    parts: dict[str, Any] = getattr(import_module(module), table)
+    return parts
+
+
+def options_class(part: Any) -> type[Section]:
+    """The options that a part declares. A `functools.partial` has those of its function."""
+    kind: type[Section] = getattr(part.func if isinstance(part, partial) else part, "Options", Section)
+    return kind
 
 
 def check_name(value: Any, names: Iterable[str]) -> Any:

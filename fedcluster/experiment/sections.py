@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment.messages import describe, shown
-from fedcluster.experiment.parts import Part, Section, check_name, one_of
+from fedcluster.experiment.parts import Part, Section, check_name, one_of, registered
 from fedcluster.experiment.types import (
     AtLeastOne,
     Columns,
@@ -23,7 +23,6 @@ from fedcluster.experiment.types import (
     Samples,
     Scale,
     Seconds,
-    Share,
     Steps,
     is_path,
 )
@@ -31,18 +30,7 @@ from fedcluster.experiment.types import (
 DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10", "femnist", "shakespeare")
 TOKENIZERS = ("characters", "bytes")
 WITH_DEVICES = "devices"  # data that only the devices of a federation have
-CLUSTERINGS = (
-    "random",
-    "redrawn",
-    "major_class",
-    "balanced",
-    "similar",
-    "timezone",
-    "availability",
-    "file",
-)
 TRACE_FORMATS = ("intervals", "state_changes", "flash", "fedscale")
-MODELS = ("alexnet", "cnn", "mlp", "logistic", "lstm")
 LOCAL_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 NORM_BOUND = 10.0  # times the median movement that an update may make
 CLAIM_CAP = 5.0  # times the median device's samples that a device's claim counts for, unless accept.sample_cap says
@@ -129,42 +117,43 @@ class Fleet(Part):
         return self
 
 
-class Clusters(Section):
-    """Who takes turns with whom. With `method = "file"` the file says how many clusters there are."""
+class Clusters(Part):
+    """Which devices are in the same cluster, and how clusters and devices take turns. The clustering that `method`
+    names declares options of its own."""
 
-    method: Annotated[str | Callable[..., Any], one_of(*CLUSTERINGS)] = "random"
+    registry = "fedcluster.fleet.clustering.registry:CLUSTERINGS"
+    key = "method"
+    method: Any = "random"
     count: Annotated[int, Field(ge=1, le=10**6)] | None = None
-    rho_cluster: Share = 0.1
-    features: Literal["labels", "gradients"] = "labels"
-    path: FilePath | None = None
-    free_seconds: Seconds = 600.0
-    soft: bool = False
     order: Literal["cyclic", "reshuffle", "once", "random", "balanced"] = "reshuffle"
     weighting: Literal["cluster", "sample"] = "cluster"
     participation: Annotated[float, Field(gt=0, le=1)] = 0.1
 
+    def __init__(self, **keys: Any) -> None:  # any key: the clustering declares its own
+        super().__init__(**keys)
+
     @model_validator(mode="before")
     @classmethod
-    def paper_count(cls, keys: Any) -> Any:
-        if isinstance(keys, dict) and keys.get("method") != "file":
-            return {"count": 10} | keys
-        return keys
-
-    @model_validator(mode="after")
-    def file_has_a_path(self) -> "Clusters":
-        if self.method == "file" and self.path is None:
-            raise ValueError('with method = "file" needs path, a CSV file with columns device,cluster')
-        if self.soft and self.method != "availability":
-            raise ValueError('.soft = true needs method = "availability": only there a device fits several clusters')
-        return self
+    def default_count(cls, keys: Any) -> Any:
+        """The paper's 10 clusters, or what the clustering declares."""
+        if not isinstance(keys, dict):
+            return keys
+        method = keys.get("method", "random")
+        named = cls.names().get(method) if isinstance(method, str) else None
+        return {"count": 10 if named is None else named.default_count} | keys
 
 
 class Model(Section):
     """The model, and optionally its start W_0. Left out, the name follows from the samples: alexnet for pictures, mlp
     for rows of numbers, lstm for tokens."""
 
-    name: Annotated[str | Callable[..., Any], one_of(*MODELS)] | None = None
+    name: Any = None
     init: FilePath | None = None
+
+    @field_validator("name")
+    @classmethod
+    def name_is_known(cls, name: Any) -> Any:
+        return None if name is None else check_name(name, registered("fedcluster.models.zoo:ZOO"))
 
 
 class Algorithm(Part):
@@ -365,6 +354,9 @@ class Stop(Section):
             raise ValueError("needs target, a score to reach, or patience, a number of rounds without improvement")
         return self
 
+
+NAMING: dict[str, type[Part]] = {"fleet": Fleet, "clusters": Clusters}
+"""The sections that name a part by another key than `name`, and have keys besides its options."""
 
 SECTIONS: dict[str, type[Section]] = {
     "data": Data,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcluster.experiment import Local, sections
+from fedcluster.fleet.clustering import registry
 from fedcluster.fleet.clustering.clusters import Clusters, build
 from fedcluster.fleet.fleet import Fleet, Floats, Ints, name_of
 from fedcluster.rng import stream
@@ -106,7 +107,7 @@ class Schedule:
     def round(self, j: int, order: Ints | None = None) -> list[Cycle]:
         """The cycles of round j. `order`, where it depends on training, takes the place of the schedule's own."""
         clusters = self.clusters
-        if self.options.method == "redrawn":
+        if registry.find(self.options).every_round:
             clusters = build(self.options, self.fleet, self.seed, round=j)
         members = clusters.members_in(j, self.seed)
         scales = self.scales(members)

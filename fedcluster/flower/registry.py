@@ -33,6 +33,7 @@ from fedcluster.experiment import WITH_DEVICES, Experiment
 from fedcluster.files import write_atomically
 from fedcluster.fleet.availability import daily
 from fedcluster.fleet.clustering import clusters
+from fedcluster.fleet.clustering import registry as clusterings
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Fleet, Ints, capped
 from fedcluster.fleet.fleet_file import DeviceTable
@@ -41,11 +42,8 @@ from fedcluster.fleet.timezones import daily_hours, hours_ahead, zone
 
 DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_DEVICES = 10_000
-LABELS = ("labels", "--tell-labels")
-REQUIRED = {  # the field that a clustering needs of every device, and the option of join that gives it
-    "major_class": LABELS,
-    "balanced": LABELS,
-    "similar": LABELS,
+REQUIRED = {  # by what a clustering needs: the field of every device, and the option of join that gives it
+    "labels": ("labels", "--tell-labels"),
     "timezone": ("timezone", "--timezone"),
     "availability": ("slots", "--slots"),
 }
@@ -150,9 +148,9 @@ class Registry:
 
     def mismatch(self, registration: Registration) -> str | None:
         """Why the device cannot take part: the clustering needs more of it, or its samples are of another shape."""
-        method = self.experiment.clusters.method
-        field, option = REQUIRED.get(str(method), ("device", ""))
+        field, option = REQUIRED.get(str(clusterings.needs(self.experiment.clusters)), ("device", ""))
         if not getattr(registration, field):
+            method = self.experiment.to_dict()["clusters"]["method"]
             return f'clusters.method = "{method}" needs its {field}: join with {option}'
         for other in [*self.entries, *self.pending.values()][:1]:
             if other.shape != registration.shape:
@@ -221,7 +219,7 @@ class Registry:
         day = self.experiment.fleet.date
         ahead = np.array([hours_ahead(entry.timezone, day) if entry.timezone else np.nan for entry in entries])
         free = None
-        if self.experiment.clusters.method == "availability":
+        if clusterings.needs(self.experiment.clusters) == "availability":
             free = daily([daily_hours(entry.slots) for entry in entries], np.nan_to_num(ahead))
         known = DeviceTable(utc_offset=None if np.isnan(ahead).all() else ahead, availability=free)
         sizes, names = np.array([entry.samples for entry in entries]), np.array([entry.device for entry in entries])

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedcluster.errors import BadExperiment, BadRun, LostServer
 from fedcluster.experiment import Experiment, load
+from fedcluster.fleet.clustering import registry as clusterings
 from fedcluster.flower.certificates import check_server, public_keys
 from fedcluster.flower.executor import NodeDirectory
 from fedcluster.flower.listener import raise_descriptor_limit
@@ -92,7 +93,7 @@ def check(experiment: Experiment) -> None:
         raise BadExperiment(
             "[clock] simulates time, and a federation runs in real time: remove it, or use fedcluster run"
         )
-    if experiment.clusters.features == "gradients" and experiment.clusters.method in ("balanced", "similar"):
+    if clusterings.needs(experiment.clusters) == "gradients":
         raise BadExperiment(
             'clusters.features = "gradients" needs all data in one place: use "labels", and join with --tell-labels'
         )
@@ -100,7 +101,7 @@ def check(experiment: Experiment) -> None:
         raise BadExperiment(
             "fleet.test_share holds out samples in a simulation only: leave it out, and keep test data on the devices"
         )
-    if experiment.clusters.soft:
+    if getattr(experiment.clusters.options, "soft", False):
         raise BadExperiment("clusters.soft: in a federation a device is in one cluster: remove it")
 
 

@@ -94,7 +94,7 @@ class FedCluster(Strategy):
         self.inner, self.assign, self.seed = inner, clusters, seed
         self.norm_bound, self.sample_cap = norm_bound, sample_cap
         count = clusters if isinstance(clusters, int) else None
-        self.options = sections.Clusters(count=count, participation=participation, order=order)  # type: ignore[arg-type]
+        self.options = sections.Clusters(count=count, participation=participation, order=order)
         self.members: dict[int, int] = {}  # the cluster of every node that has been online
         self.examples: dict[int, float] = {}  # what each claimed at first
         self.norms: tuple[float, ...] = ()  # the medians of recent cohorts

@@ -1,7 +1,12 @@
-"""The models, each made for the data: `model(shape, outputs) -> module`, for samples of this shape and as many outputs
-as there are classes, numbers or labels. A function that takes `vocabulary` is also given the number of token ids."""
+"""The models that `model.name` can name, each made for the data: `model(shape, outputs) -> module`, for samples of this
+shape and as many outputs as there are classes, numbers or labels.
+
+A model that has a parameter `vocabulary` is for token ids and is given their number; one that has a parameter `target`
+is given the kind of targets.
+"""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from copy import deepcopy
 from inspect import signature
 from math import prod
@@ -104,9 +109,9 @@ class LSTM(nn.Module):
     position, [N, outputs].
     """
 
-    def __init__(self, vocabulary: int, outputs: int, every_position: bool) -> None:
+    def __init__(self, shape: Shape, outputs: int, vocabulary: int, target: str) -> None:
         super().__init__()
-        self.every_position = every_position
+        self.every_position = target == "token"
         self.embedding = nn.Embedding(vocabulary, 8)
         self.lstm = nn.LSTM(8, 256, num_layers=2, batch_first=True)
         self.output = nn.Linear(256, outputs)
@@ -117,7 +122,13 @@ class LSTM(nn.Module):
         return outputs
 
 
-ZOO: dict[str, Any] = {"alexnet": AlexNet, "cnn": CNN, "mlp": MLP, "logistic": Logistic}
+ZOO: dict[str, Callable[..., nn.Module]] = {
+    "alexnet": AlexNet,
+    "cnn": CNN,
+    "mlp": MLP,
+    "logistic": Logistic,
+    "lstm": LSTM,
+}
 
 
 def image(shape: Shape, model: str, at_least: int) -> Shape:
@@ -145,24 +156,38 @@ def build(name: Any, spec: DataSpec, seed: int) -> nn.Module:
         torch.manual_seed(torch_seed(seed, "init"))
         if pretrained.is_pretrained(name):
             return pretrained.load(name, spec)
-        if name == "lstm":
-            if not spec.vocabulary:
-                raise BadExperiment(f'model.name = "lstm" needs token ids, but a sample is {list(spec.shape)} numbers')
-            return LSTM(spec.vocabulary, spec.outputs, spec.target == "token")
         if isinstance(name, str) and name in ZOO:
-            if spec.vocabulary:
-                raise BadExperiment(f'model.name = "{name}" takes numbers, but samples are token ids: use lstm')
-            module: nn.Module = ZOO[name](spec.shape, spec.outputs)
-            return module
+            check_samples(name, spec)
+            return ZOO[name](spec.shape, spec.outputs, **extra_arguments(ZOO[name], spec))
         return build_own(name, spec)
+
+
+def check_samples(name: str, spec: DataSpec) -> None:
+    """Refuse samples of another kind than the model of the zoo is for."""
+    if spec.vocabulary and not takes_tokens(ZOO[name]):
+        others = [other for other, make in ZOO.items() if takes_tokens(make)]
+        raise BadExperiment(
+            f'model.name = "{name}" takes numbers, but samples are token ids: use {" or ".join(others)}'
+        )
+    if takes_tokens(ZOO[name]) and not spec.vocabulary:
+        raise BadExperiment(f'model.name = "{name}" needs token ids, but a sample is {list(spec.shape)} numbers')
+
+
+def takes_tokens(make: Any) -> bool:
+    return "vocabulary" in parameters(make)
+
+
+def extra_arguments(make: Any, spec: DataSpec) -> dict[str, Any]:
+    """The arguments besides shape and outputs that the function has parameters for."""
+    known = {"vocabulary": spec.vocabulary, "target": spec.target}
+    return {name: value for name, value in known.items() if name in parameters(make)}
 
 
 def build_own(name: Any, spec: DataSpec) -> nn.Module:
     """The module that a function or class of the user's makes."""
     make = import_object(name, "shape", "outputs") if isinstance(name, str) else name
     try:
-        more = {"vocabulary": spec.vocabulary} if "vocabulary" in parameters(make) else {}
-        module = make(spec.shape, spec.outputs, **more)
+        module = make(spec.shape, spec.outputs, **extra_arguments(make, spec))
     except Exception as error:  # code of the user's may raise anything
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadExperiment(f"model.name: {name} fails when it is called with (shape, outputs): {why}") from error

@@ -20,6 +20,7 @@ from fedcluster.experiment import Experiment, Local
 from fedcluster.fleet import clock as clocks
 from fedcluster.fleet import fleet
 from fedcluster.fleet.clustering import clusters
+from fedcluster.fleet.clustering import registry as clusterings
 from fedcluster.fleet.schedule import Cycle, Schedule, mean_steps
 from fedcluster.inputs import check_size, located
 from fedcluster.models import tasks, zoo
@@ -236,24 +237,24 @@ def build_trainer(
 def build_clusters(
     experiment: Experiment, dataset: Dataset, everyone: fleet.Fleet, partition: Partition, say: Say, track: Track
 ) -> clusters.Clusters:
-    """The clusters. With clusters.features = "gradients" they go by gradients of the task's loss at W_0; under torchrun
+    """The clusters. A clustering that needs gradients gets sketches of those of the task's loss at W_0; under torchrun
     these are rank 0's."""
-    options, seed, features = experiment.clusters, experiment.seed, None
-    searched = options.method in ("balanced", "similar")
-    if searched and len(everyone) >= MANY:
+    options, seed, sketches = experiment.clusters, experiment.seed, None
+    if clusterings.find(options).slow and len(everyone) >= MANY:
         say(f"looking for {options.method} clusters of {len(everyone):,} devices")
-    if searched and options.features == "gradients":
+    if clusterings.needs(options) == "gradients":
         flat_model = build_model(experiment, dataset)
-        features = gradient_sketches(
+        sketches = gradient_sketches(
             [flat_model], flat_model.w.clone(), dataset, partition, experiment.local, seed, track
         )
-        features = broadcast_array(features)
-    return clusters.build(options, everyone, seed, features)
+        sketches = broadcast_array(sketches)
+    return clusters.build(options, everyone, seed, sketches)
 
 
 def unequal_clusters(setup: Setup) -> str | None:
     """A sentence where the clusters' weights q_K differ. Clusters that are redrawn every round are equal on average."""
-    if setup.experiment.clusters.method == "redrawn" or setup.experiment.clusters.weighting == "sample":
+    options = setup.experiment.clusters
+    if clusterings.find(options).every_round or options.weighting == "sample":
         return None
     return setup.clusters.inequality(setup.fleet)
 

@@ -101,7 +101,7 @@ def reference(described: fedcluster.Experiment, clusters: list[list[int]]) -> ND
         """Of the loss with its L2 term: coupled weight decay is a part of the problem."""
         return plain(w, x, y, beta) + (0.0 if local.optimizer == "adamw" else local.weight_decay or 0.0) * w
 
-    module = described.model.name((5,), 3)  # type: ignore[operator, misc]
+    module = described.model.name((5,), 3)
     problem = Problem(
         x=[data["x_train"][m].astype(np.float64) for m in mine],
         y=[data["y_train"][m] for m in mine],

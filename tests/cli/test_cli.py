@@ -77,7 +77,7 @@ def broken(**keys: Any) -> dict[str, Any]:
         (broken(clusters={"count": "many"}), 2, "clusters.count = 'many' is not allowed"),
         (broken(clusters={"method": "moon"}), 2, "clusters.method = 'moon' is not allowed: use one of random"),
         (broken(clusters={"order": "moon"}), 2, "clusters.order = 'moon' is not allowed: Input should be 'cyclic', "),
-        (broken(clusters={"method": "file"}), 2, 'clusters with method = "file" needs path'),
+        (broken(clusters={"method": "file"}), 2, "clusters.path is missing"),
         (broken(clusters={"count": 13}), 2, "clusters.count = 13 is more than the fleet's 12 devices"),
         (
             broken(clusters={"method": "major_class", "count": 2, "rho_cluster": 1.0}),

@@ -291,7 +291,7 @@ def test_a_region_must_be_known() -> None:
 @pytest.mark.parametrize(
     ("fleet", "said"),
     [
-        ({"partition": "dirichlet", "rho_device": 0.9}, "fleet.rho_device is not a key"),
+        ({"partition": "dirichlet", "rho_device": 0.9}, 'fleet.rho_device is an option of partition = "major_class"'),
         ({"partition": "iid", "alpah": 1}, "fleet.alpah is not a key"),
         ({"partition": "dirichlet", "alpah": 1}, "fleet.alpah is not a key; did you mean alpha?"),
         ({"devics": 10}, "fleet.devics is not a key; did you mean devices?"),

@@ -12,6 +12,7 @@ from fedcluster.fleet import fleet as fleets
 from fedcluster.fleet.clustering import anticlustering
 from fedcluster.fleet.clustering import clusters as clusterings
 from fedcluster.fleet.clustering.clusters import Clusters
+from fedcluster.fleet.clustering.request import Request
 from fedcluster.rng import stream
 from tests.fleet.test_fleet import dataset
 
@@ -39,15 +40,15 @@ FLEETS: dict[str, Any] = {
 @pytest.mark.parametrize("name", FLEETS)
 def test_never_worse_than_the_start_or_the_best_of_100_random_ones(name: str, count: int) -> None:
     fleet = FLEETS[name]()
-    options, n, p = sections.Clusters(count=count), len(fleet), fleet.weights
+    n, p = len(fleet), fleet.weights
     u = anticlustering.contributions(fleet, None)
 
     def H(assignment: Any) -> float:
         return heterogeneity.split(anticlustering.label_shares(fleet), p, Clusters(assignment, count)).cluster
 
     chance = [H(stream(i, "chance").permutation(np.arange(n) % count)) for i in range(100)]
-    alike = anticlustering.balanced(fleet, stream(0, "clusters"), options)
-    apart = anticlustering.similar(fleet, stream(0, "clusters"), options)
+    alike = anticlustering.balanced(Request(fleet, count, None, stream(0, "clusters")))
+    apart = anticlustering.similar(Request(fleet, count, None, stream(0, "clusters")))
     assert H(alike) == pytest.approx(anticlustering.objective(alike, u, p, count), abs=1e-12)  # J is H_cluster
     assert H(alike) <= H(anticlustering.deal(u, count)) * (1 + 1e-9) + 1e-12
     assert H(apart) >= H(anticlustering.cut(u, count)) * (1 - 1e-9) - 1e-12

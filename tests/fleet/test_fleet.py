@@ -1,6 +1,7 @@
 """Properties of partitions, clusters and schedules that hold for every fleet."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Clusters, Fleet
 from fedcluster.fleet import fleet as fleets
 from fedcluster.fleet.clustering import clusters as clusterings
+from fedcluster.fleet.clustering import registry
 from fedcluster.fleet.schedule import Schedule, cohort_sizes, taking_part
 
 quickly = settings(max_examples=60, deadline=None)
@@ -105,7 +107,7 @@ def test_a_round_visits_every_cluster_once(
     devices: int, count: int, participation: float, order: str, seed: int, j: int
 ) -> None:
     fleet, _ = fleets.build(Fleet(devices=devices, samples=7), dataset(), seed)
-    options = Clusters(count=count, participation=participation, order=order)  # type: ignore[arg-type]
+    options = Clusters(count=count, participation=participation, order=order)
     if count > devices:
         with pytest.raises(BadExperiment, match=r"clusters\.count"):
             clusterings.build(options, fleet, seed)
@@ -174,9 +176,9 @@ def test_major_class_clusters_have_their_share_exactly_or_say_why_not(
         ("device,cluster\n0,0\n9,0\n", "line 3: the fleet has no device '9'"),
         ("device,cluster\n0,0\n0,1\n", "line 3: device 0 has a cluster already"),
         ("device,cluster\n0,0\n1,0\n", "device 2 has no cluster"),
-        ("device,cluster\n0,x\n", "line 2: cluster 'x' is not a whole number"),
-        ("device,cluster\n0,-1\n", "line 2: cluster '-1' is not a whole number"),
-        ("device,cluster\n0\n", "line 2: cluster '' is not a whole number"),
+        ("device,cluster\n0,x\n", "line 2: cluster 'x' is neither a whole number"),
+        ("device,cluster\n0,-1\n", "line 2: cluster '-1' is neither a whole number"),
+        ("device,cluster\n0\n", "line 2: cluster '' is neither a whole number"),
     ],
 )
 def test_a_bad_cluster_file_is_refused_by_line(text: str, said: str, tmp_path: Path) -> None:
@@ -201,3 +203,21 @@ def test_cluster_files_count_from_one_too(tmp_path: Path) -> None:
     clusters = clusterings.build(Clusters(method="file", path=str(tmp_path / "clusters.csv")), fleet, 0)
     assert clusters.assignment.tolist() == [1, 0, 0]
     assert clusters.count == 2
+
+
+def test_a_clustering_declares_what_it_needs_to_know() -> None:
+    needs = {name: registry.needs(Clusters(method=name)) for name in registry.CLUSTERINGS if name != "file"}
+    labels = dict.fromkeys(("major_class", "balanced", "similar"), "labels")
+    nothing = dict.fromkeys(("random", "redrawn"))
+    assert needs == labels | nothing | {"timezone": "timezone", "availability": "availability"}
+    assert registry.needs(Clusters(method="balanced", features="gradients")) == "gradients"
+
+    def own(fleet: Any, rng: Any, options: Any) -> Any:
+        return np.arange(len(fleet)) % options.count
+
+    assert registry.needs(Clusters(method=own)) is None
+    own.needs = "labels"  # type: ignore[attr-defined]
+    assert registry.needs(Clusters(method=own)) == "labels"
+    own.needs = "gradients"  # type: ignore[attr-defined]
+    with pytest.raises(BadExperiment, match="needs = 'gradients' is not one of labels, timezone, availability"):
+        registry.needs(Clusters(method=own))

@@ -5,37 +5,47 @@ For devices of weight p_k with features x_k (label shares, or sketches of their 
     J = sum_K ||s_K||^2 / q_K,      s_K = sum of u_k over the cluster
 
 is H_cluster, measured on the features. Equal-sized clusters with the least J are anticlusters: each is a small copy of
-the fleet. A good start is dealt out, then pairs of devices are swapped where that lowers J. The effect of a swap of a
-in A and b in B follows from the two clusters' sums alone:
+the fleet. The search starts from a good assignment and swaps pairs of devices where that lowers J. The effect of a swap
+of a in A and b in B follows from the sums of the two clusters alone:
 
     s_A - u_a + u_b,  q_A - p_a + p_b;      s_B + u_a - u_b,  q_B + p_a - p_b
 """
 
 import math
+from typing import Literal
 
 import numpy as np
 from numpy.random import Generator
 from scipy.optimize import linear_sum_assignment
 
-from fedcluster.experiment import sections
+from fedcluster.experiment import Section
+from fedcluster.fleet.clustering.request import Method, Request
 from fedcluster.fleet.fleet import Fleet, Floats, Ints
 
 TRIES = 64  # pairs of devices that are tried for a pair of clusters; the best of them is swapped
 PATIENCE = 200  # steps without any gain after which the search ends
-TURNS = 40  # how often a device is looked at, about, before the search ends anyway
-NUMBERS = 2_000_000  # in memory for the candidates of one step
+VISITS = 40  # the search ends after about as many tries of every device
+MAX_NUMBERS = 2_000_000  # in memory for the candidates of one step
 
 
-def balanced(fleet: Fleet, rng: Generator, options: sections.Clusters, features: Floats | None = None) -> Ints:
+class AnticlusteringOptions(Section):
+    """What devices are compared by: their label shares, or sketches of their gradients at W_0."""
+
+    features: Literal["labels", "gradients"] = "labels"
+
+
+def balanced(request: Request) -> Ints:
     """Equal-sized clusters that differ as little as possible: the least H_cluster on the features."""
-    u, count = contributions(fleet, features), options.count or 1
-    return improve(deal(u, count), u, fleet.weights, count, rng, sign=1)
+    fleet, count = request.fleet, request.clusters
+    u = contributions(fleet, request.sketches)
+    return improve(deal(u, count), u, fleet.weights, count, request.rng, sign=1)
 
 
-def similar(fleet: Fleet, rng: Generator, options: sections.Clusters, features: Floats | None = None) -> Ints:
+def similar(request: Request) -> Ints:
     """The opposite, equal-sized clusters of devices that are alike: the largest H_cluster."""
-    u, count = contributions(fleet, features), options.count or 1
-    return improve(cut(u, count), u, fleet.weights, count, rng, sign=-1)
+    fleet, count = request.fleet, request.clusters
+    u = contributions(fleet, request.sketches)
+    return improve(cut(u, count), u, fleet.weights, count, request.rng, sign=-1)
 
 
 def contributions(fleet: Fleet, features: Floats | None) -> Floats:
@@ -65,21 +75,22 @@ def totals(assignment: Ints, u: Floats, p: Floats, count: int) -> tuple[Floats, 
 
 
 def deal(u: Floats, count: int) -> Ints:
-    """A start for alike clusters: devices in order of how far they are from the mean, M at a time, one for each
-    cluster, matched so that they cancel what the clusters have so far."""
+    """An initial assignment for balanced clusters: devices in order of their distance from the mean, M at a time, one
+    for each cluster, matched so that they cancel what the clusters have so far."""
     order = np.argsort(-(u**2).sum(axis=1), kind="stable")
     assignment = np.empty(len(u), np.int64)
     sums = np.zeros((count, u.shape[1]))
     for start in range(0, len(u), count):
-        some = order[start : start + count]
-        rows, clusters = linear_sum_assignment(u[some] @ sums.T)
-        assignment[some[rows]] = clusters
-        sums[clusters] += u[some[rows]]
+        devices = order[start : start + count]
+        rows, clusters = linear_sum_assignment(u[devices] @ sums.T)
+        assignment[devices[rows]] = clusters
+        sums[clusters] += u[devices[rows]]
     return assignment
 
 
 def cut(u: Floats, count: int) -> Ints:
-    """A start for different clusters: the fleet is cut in two across the direction in which it is widest, and so on."""
+    """An initial assignment for similar clusters: the fleet is cut in two across its first principal direction, then
+    each half, and so on."""
     assignment = np.empty(len(u), np.int64)
     sizes = np.bincount(np.arange(len(u)) % count, minlength=count)
     pieces = [(np.arange(len(u)), 0, count)]
@@ -89,13 +100,16 @@ def cut(u: Floats, count: int) -> Ints:
             assignment[devices] = first
             continue
         half = clusters // 2
-        along = np.argsort(widest(u[devices]), kind="stable")
+        sorted_devices = np.argsort(principal_positions(u[devices]), kind="stable")
         size = sizes[first : first + half].sum()
-        pieces += [(devices[along[:size]], first, half), (devices[along[size:]], first + half, clusters - half)]
+        pieces += [
+            (devices[sorted_devices[:size]], first, half),
+            (devices[sorted_devices[size:]], first + half, clusters - half),
+        ]
     return assignment
 
 
-def widest(u: Floats) -> Floats:
+def principal_positions(u: Floats) -> Floats:
     """Positions along the first principal direction, by a few steps of power iteration."""
     centred = u - u.mean(axis=0)
     direction = centred[(centred**2).sum(axis=1).argmax()]
@@ -106,10 +120,10 @@ def widest(u: Floats) -> Floats:
 
 
 def improve(start: Ints, u: Floats, p: Floats, count: int, rng: Generator, sign: int) -> Ints:
-    """Swaps that lower sign * J, each checked by itself, until no more are found. Never worse than the start.
+    """The assignment after swaps that lower sign * J, until no more are found. Never worse than the start.
 
-    A step pairs up the clusters at random, looks at some pairs of devices for every pair of clusters and makes the
-    best swap of each, if it is a gain: swaps between different clusters do not disturb each other.
+    A step pairs up the clusters at random, tries some pairs of devices for every pair of clusters and makes the best
+    swap of each if it is a gain. Swaps between different pairs of clusters do not affect each other.
     """
     if count == 1:
         return start
@@ -119,10 +133,10 @@ def improve(start: Ints, u: Floats, p: Floats, count: int, rng: Generator, sign:
     ends = np.cumsum(np.bincount(assignment, minlength=count))
     begins = ends - np.bincount(assignment, minlength=count)
     pairs = count // 2
-    some = min(TRIES, math.ceil(len(u) / count) ** 2)  # small clusters have fewer pairs of devices than that
-    tries = int(np.clip(NUMBERS // (pairs * u.shape[1]), 1, some))
+    most = min(TRIES, math.ceil(len(u) / count) ** 2)  # small clusters have fewer pairs of devices than that
+    tries = int(np.clip(MAX_NUMBERS // (pairs * u.shape[1]), 1, most))
     idle = 0
-    for _ in range(PATIENCE + TURNS * len(u) // (pairs * tries)):
+    for _ in range(PATIENCE + VISITS * len(u) // (pairs * tries)):
         shuffled = rng.permutation(count)
         A, B = shuffled[:pairs], shuffled[pairs : 2 * pairs]
         place_a = begins[A] + rng.integers(ends[A] - begins[A], size=(tries, pairs))
@@ -150,3 +164,7 @@ def improve(start: Ints, u: Floats, p: Floats, count: int, rng: Generator, sign:
 
 def norms(vectors: Floats) -> Floats:
     return np.asarray(np.einsum("...i,...i->...", vectors, vectors))
+
+
+BALANCED = Method(balanced, AnticlusteringOptions, lambda options: options.features, slow=True)
+SIMILAR = Method(similar, AnticlusteringOptions, lambda options: options.features, slow=True)
