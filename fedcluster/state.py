@@ -64,7 +64,7 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Aggregate:
-    """What an aggregator made of the accepted updates: one message, and the sum of the weights in it."""
+    """The result of an aggregator: one message, and the sum of the weights in it."""
 
     message: Tensors
     weight: float
@@ -72,7 +72,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Time:
-    """Simulated time since the start in milliseconds, how much of it nobody worked, and who did not come back: devices
+    """Simulated time since the start in milliseconds, how much of it no device worked, and the numbers of devices
     lost, devices late, and cycles that failed. All 0 in a run without a clock."""
 
     now: int = 0
@@ -87,7 +87,8 @@ class State:
     """The global model W_{jM+K}, what the server and the devices keep, and the position: round j and cycle K come
     next, at this simulated time. Only devices that have taken part and have something to keep are in `devices`, which
     grows in place. The first `size` numbers of the model are trained (None: all), the rest are running statistics.
-    `norms` has what the updates of recent cohorts measured, by part of their messages: see `norms`. `cycles` is M."""
+    `norms` has the median norms of the updates of recent cohorts, by part of the message (`training/norm_bound.py`).
+    `cycles` is M."""
 
     model: Tensor
     server: Tensors = field(default_factory=dict)

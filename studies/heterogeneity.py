@@ -38,7 +38,7 @@ from fedcluster.files import write_atomically
 from fedcluster.fleet import fleet
 from fedcluster.fleet.clustering import clusters
 from fedcluster.runs.plots import canvas, save
-from fedcluster.runs.progress import Display, suited
+from fedcluster.runs.progress import Display, default_display
 from fedcluster.training.executors.processes import cores
 from fedcluster.training.setup import build_model
 from fedcluster.training.sketches import COPIES
@@ -236,7 +236,7 @@ def main() -> None:
     seeds = SEEDS[:2] if arguments.quick else SEEDS
     rows: list[Row] = []
     for cell in product([arguments.only] if arguments.only else DATA, RHOS):
-        rows += measure(cell, seeds, arguments.quick, arguments.runs, suited())
+        rows += measure(cell, seeds, arguments.quick, arguments.runs, default_display())
         write(rows, arguments.out)
     print(table(rows))
 

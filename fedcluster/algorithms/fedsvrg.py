@@ -32,7 +32,7 @@ class FedSvrg(FedAvg):
     def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         pooled = received["gradient"]
 
-        def anchor(gradient: Tensor, w: Tensor, start: Tensor) -> None:
+        def variance_reduction(gradient: Tensor, w: Tensor, start: Tensor) -> None:
             gradient.sub_(flat_model.gradient_at(start)).add_(pooled)
 
-        return {"model": local_sgd(flat_model, received["model"], batches, correct=anchor)}
+        return {"model": local_sgd(flat_model, received["model"], batches, correct=variance_reduction)}

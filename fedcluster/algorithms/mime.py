@@ -128,11 +128,11 @@ class Mime(MimeLite):
     def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         pooled = received["gradient"]
 
-        def anchor(gradient: Tensor, w: Tensor, start: Tensor) -> None:
+        def variance_reduction(gradient: Tensor, w: Tensor, start: Tensor) -> None:
             gradient.sub_(flat_model.gradient_at(start)).add_(pooled)
 
         rule = MimeOptimizer(self.local, batches.lr, self.options.statistics == "fixed", self.statistics(received))
-        return {"model": local_sgd(flat_model, received["model"], batches, correct=anchor, rule=rule)}
+        return {"model": local_sgd(flat_model, received["model"], batches, correct=variance_reduction, rule=rule)}
 
     def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
         pooled = {"gradient": state.server["gradient"]}

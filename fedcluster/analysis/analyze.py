@@ -164,15 +164,15 @@ def measure(name: str, w: Tensor, setup: Setup, devices: Ints, flat_models: list
 def models_at(path: Path, setup: Setup, flat_model: FlatModel) -> list[tuple[str, Tensor]]:
     """Names and models of a run's folder (checkpoints, then the final model), a checkpoint or a safetensors file."""
     if path.is_dir():
-        found = [restore(file, setup) for file in sorted(checkpoint.names(path / "checkpoint"))]
+        saved_models = [restore(file, setup) for file in sorted(checkpoint.names(path / "checkpoint"))]
         rounds = [line["round"] for line in read_lines(path / "metrics.jsonl")]
         if (path / "model.safetensors").exists():
             last = f"round {rounds[-1] if rounds else '?'}"
             final = load_weights(path / "model.safetensors", flat_model, "--at")
-            found = [(name, model) for name, model in found if name != last] + [(last, final)]
-        if not found:
+            saved_models = [(name, model) for name, model in saved_models if name != last] + [(last, final)]
+        if not saved_models:
             raise BadData(f"--at: {path} holds neither a model.safetensors nor a checkpoint: give a run's folder")
-        return [(f"{path.name}, {name}", model) for name, model in found]
+        return [(f"{path.name}, {name}", model) for name, model in saved_models]
     beside = path.with_suffix(".json")
     if path.suffix in (".json", ".safetensors") and beside.exists() and path.parent.name == "checkpoint":
         name, model = restore(beside, setup)

@@ -211,12 +211,12 @@ def summary(comparison: Comparison) -> dict[str, Any]:
     """The contents of comparison.json."""
     methods = {}
     for outcome in comparison.outcomes:
-        found: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "lr": outcome.lr,
             "clusters": outcome.clusters,
             "rounds_to_target": outcome.rounds_to(comparison.target),
         }
         if comparison.x != "rounds":
-            found[f"{comparison.x}_to_target"] = outcome.reach(comparison.target, comparison.x)
-        methods[outcome.method] = found | {"final": [lines[-1] for lines in outcome.histories]}
+            entry[f"{comparison.x}_to_target"] = outcome.reach(comparison.target, comparison.x)
+        methods[outcome.method] = entry | {"final": [lines[-1] for lines in outcome.histories]}
     return {"lr": comparison.lr, "target_train_loss": comparison.target, "methods": methods}

@@ -91,10 +91,10 @@ def other_data(setup: Setup, name: str, say: Say) -> Dataset:
     return other.standardised(trained.scale.reshape(-1).tolist(), trained.shift.reshape(-1).tolist())
 
 
-def write(found: Evaluation, out: Path) -> list[Path]:
+def write(evaluation: Evaluation, out: Path) -> list[Path]:
     """The scores of the devices as a table, and their distribution as a plot."""
-    assert found.by_device is not None
+    assert evaluation.by_device is not None
     out.mkdir(parents=True, exist_ok=True)
-    write_table([found.by_device], out / TABLE, found.names)
-    device_plot([found.by_device], out / "devices.png", found.metrics, title=found.data)
+    write_table([evaluation.by_device], out / TABLE, evaluation.names)
+    device_plot([evaluation.by_device], out / "devices.png", evaluation.metrics, title=evaluation.data)
     return [out / TABLE, out / "devices.png"]

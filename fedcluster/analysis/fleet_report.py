@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from fedcluster.experiment import Experiment
 from fedcluster.files import write_atomically
-from fedcluster.fleet import fleet
-from fedcluster.fleet.clustering import clusters
+from fedcluster.fleet import fleet as fleets
+from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Ints
 from fedcluster.runs.plots import canvas, heat, save
 from fedcluster.runs.progress import Display
@@ -27,8 +27,8 @@ class FleetReport:
     """`label_counts[k, c]` is the number of samples of class c that device k holds; where targets are not classes,
     [devices, 0]."""
 
-    fleet: fleet.Fleet
-    clusters: clusters.Clusters
+    fleet: fleets.Fleet
+    clusters: Clusters
     label_counts: NDArray[np.int64]
 
     @property
@@ -43,19 +43,19 @@ class FleetReport:
         return shares
 
     def name(self, k: int) -> str:
-        return fleet.name_of(self.fleet.names, k)
+        return fleets.name_of(self.fleet.names, k)
 
 
 def build(experiment: Experiment, display: Display) -> FleetReport:
     dataset, _ = open_data(experiment, display.say)
     cap = experiment.accept.cap(claimed=False)
-    everyone, partition = fleet.build(experiment.fleet, dataset, experiment.seed, cap)
-    groups = build_clusters(experiment, dataset, everyone, partition, display.say, display.track)
-    counts = np.empty((len(everyone), dataset.classes), np.int64)
+    fleet, partition = fleets.build(experiment.fleet, dataset, experiment.seed, cap)
+    clusters = build_clusters(experiment, dataset, fleet, partition, display.say, display.track)
+    counts = np.empty((len(fleet), dataset.classes), np.int64)
     if dataset.classes:
-        for k in display.track(range(len(everyone)), "label counts", "devices"):
+        for k in display.track(range(len(fleet)), "label counts", "devices"):
             counts[k] = partition.label_counts(k)
-    return FleetReport(everyone, groups, counts)
+    return FleetReport(fleet, clusters, counts)
 
 
 def write(report: FleetReport, out: Path) -> list[Path]:
@@ -74,9 +74,9 @@ def write(report: FleetReport, out: Path) -> list[Path]:
     return [out / name for name in ("devices.csv", "clusters.csv", "partition.png")]
 
 
-def clusters_table(path: Path, groups: clusters.Clusters, names: list[Any]) -> None:
+def clusters_table(path: Path, clusters: Clusters, names: list[Any]) -> None:
     """Write the assignment as a file that clusters.method = "file" reads."""
-    columns = [groups.assignment] if groups.second is None else [groups.assignment, groups.second]
+    columns = [clusters.assignment] if clusters.second is None else [clusters.assignment, clusters.second]
     header = ["device", "cluster", "second"][: len(columns) + 1]
     table(path, header, zip(names, *map(cluster_names, columns), strict=True))
 
@@ -98,34 +98,34 @@ def table(path: Path, header: list[str], rows: Iterable[Sequence[Any]]) -> None:
 def plot(report: FleetReport, path: Path) -> None:
     """Plot the label shares of devices and clusters, where targets are classes, and the weights p_k and q_K."""
     figure, axes = canvas(4 if report.labelled else 2, 16 if report.labelled else 8, 4.2)
-    everyone, groups, (sizes, right) = report.fleet, report.clusters, axes[-2:]
+    fleet, clusters, (sizes, right) = report.fleet, report.clusters, axes[-2:]
     if report.labelled:
         plot_labels(report, *axes[:2])
-    sizes.hist(everyone.weights, bins=min(40, max(1, len(np.unique(everyone.sizes)))), color="#0072B2")
-    sizes.axvline(1 / len(everyone), color="#5A5A5A", lw=1, ls="--")
+    sizes.hist(fleet.weights, bins=min(40, max(1, len(np.unique(fleet.sizes)))), color="#0072B2")
+    sizes.axvline(1 / len(fleet), color="#5A5A5A", lw=1, ls="--")
     sizes.set(title="weight of each device", xlabel="$p_k$ (dashed: equal weights)", ylabel="devices")
-    right.bar(range(groups.count), groups.weights(everyone), color="#0072B2")
-    right.axhline(1 / groups.count, color="#5A5A5A", lw=1, ls="--")
+    right.bar(range(clusters.count), clusters.weights(fleet), color="#0072B2")
+    right.axhline(1 / clusters.count, color="#5A5A5A", lw=1, ls="--")
     right.set(title="weight of each cluster", xlabel="cluster", ylabel="$q_K$ (dashed: equal weights)")
-    if groups.count <= 20:
-        right.set_xticks(range(groups.count))
+    if clusters.count <= 20:
+        right.set_xticks(range(clusters.count))
     save(figure, path)
 
 
 def plot_labels(report: FleetReport, left: Any, middle: Any) -> None:
     """The label shares of devices and of clusters."""
-    everyone, groups = report.fleet, report.clusters
-    shown = np.linspace(0, len(everyone) - 1, min(MAX_SHOWN, len(everyone))).astype(int)
-    shown = shown[np.argsort(everyone.major_class[shown], kind="stable")]
+    fleet, clusters = report.fleet, report.clusters
+    shown = np.linspace(0, len(fleet) - 1, min(MAX_SHOWN, len(fleet))).astype(int)
+    shown = shown[np.argsort(fleet.major_class[shown], kind="stable")]
     heat(
         left,
         report.label_counts[shown] / report.label_counts[shown].sum(axis=1, keepdims=True),
         "share of the device's samples",
     )
-    left.set(title="devices, by major class", xlabel="class", ylabel=f"{len(shown):,} of {len(everyone):,} devices")
+    left.set(title="devices, by major class", xlabel="class", ylabel=f"{len(shown):,} of {len(fleet):,} devices")
     heat(middle, report.cluster_label_shares(), "share of the cluster's samples")
     middle.set(title="clusters", xlabel="class", ylabel="cluster")
     for ax in (left, middle):
         ax.set_xticks(range(report.label_counts.shape[1]) if report.label_counts.shape[1] <= 20 else [])
-    if groups.count <= 20:
-        middle.set_yticks(range(groups.count))
+    if clusters.count <= 20:
+        middle.set_yticks(range(clusters.count))

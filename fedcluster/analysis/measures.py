@@ -150,13 +150,13 @@ def from_sample(survey: Survey, fleet: Fleet, clusters: Clusters, cohorts: Float
             sampling=float(q @ ((reciprocal[labels] - 1 / sizes[labels]) * spread)),
         )
 
-    everyone, rows = np.arange(m), survey.sketches.astype(np.float64)
-    whole = estimate(rows, everyone)
+    all_rows, rows = np.arange(m), survey.sketches.astype(np.float64)
+    whole = estimate(rows, all_rows)
     groups = range(JACKKNIFE_GROUPS)
-    left_out = [estimate(rows, everyone[everyone % JACKKNIFE_GROUPS != group]).cluster for group in groups]
+    left_out = [estimate(rows, all_rows[all_rows % JACKKNIFE_GROUPS != group]).cluster for group in groups]
     sampling_error = float(np.std(left_out)) * (JACKKNIFE_GROUPS - 1) ** 0.5
     copies = [part * survey.copies**0.5 for part in np.split(rows, survey.copies, axis=1)]
-    by_copy = [estimate(part, everyone).cluster for part in copies]
+    by_copy = [estimate(part, all_rows).cluster for part in copies]
     sketching_error = float(np.std(by_copy, ddof=1)) / survey.copies**0.5 if survey.copies > 1 else 0.0
     V, V_error = batch_variance(survey, fleet, clusters)
     H_cluster = max(0.0, whole.cluster)

@@ -13,7 +13,7 @@ from scipy.sparse import coo_array
 from fedcluster.analysis.fleet_report import clusters_table
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Experiment, sections
-from fedcluster.fleet.clustering import clusters
+from fedcluster.fleet.clustering.clusters import Clusters, build, from_assignment
 from fedcluster.fleet.clustering.request import Request
 from fedcluster.fleet.clustering.slots import find_slots, number_slots
 from fedcluster.fleet.clustering.timezone import utc_offset
@@ -36,7 +36,7 @@ class Plan:
     """
 
     fleet: Fleet
-    clusters: clusters.Clusters
+    clusters: Clusters
     free: Floats
     slots: Floats | None = None
     coverage: Floats | None = None
@@ -86,20 +86,20 @@ def plan(
     sizes = known.samples if known.samples is not None else np.ones(devices, np.int64)
     fleet = Fleet(sizes, known.names, known=known)
     if trace is None:
-        bands = clusters.build(options_of("clusters", method="timezone", count=count), fleet, seed)
+        bands = build(options_of("clusters", method="timezone", count=count), fleet, seed)
         return Plan(fleet, bands, nights(fleet, bands))
     options: sections.Clusters = options_of(
         "clusters", method="availability", count=count, soft=soft, free_seconds=free_seconds
     )
-    found = find_slots(Request(fleet, count, options.options, stream(seed, "clusters")))
-    groups = clusters.from_assignment(number_slots(found, soft))
-    free = np.zeros((groups.count, BINS))
+    timetable = find_slots(Request(fleet, count, options.options, stream(seed, "clusters")))
+    clusters = from_assignment(number_slots(timetable, soft))
+    free = np.zeros((clusters.count, BINS))
     for part, days in trace.windows(BINS, DAY // BINS, DAY // BINS // 2):
-        free += by_cluster(groups.assignment[part], groups.count, days / trace.rounds(DAY)[part, None])
-    fit = by_cluster(groups.assignment, groups.count, found.share)[np.arange(groups.count), found.used()]
-    members = np.array([len(members) for members in groups.members])
-    hours = found.used()[:, None] * 24 / count + [0, 24 / count]
-    return Plan(fleet, groups, free / members[:, None], hours, fit / members)
+        free += by_cluster(clusters.assignment[part], clusters.count, days / trace.rounds(DAY)[part, None])
+    fit = by_cluster(clusters.assignment, clusters.count, timetable.share)[np.arange(clusters.count), timetable.used()]
+    members = np.array([len(members) for members in clusters.members])
+    hours = timetable.used()[:, None] * 24 / count + [0, 24 / count]
+    return Plan(fleet, clusters, free / members[:, None], hours, fit / members)
 
 
 def options_of(section: str, **keys: Any) -> Any:
@@ -115,48 +115,46 @@ def by_cluster(assignment: Ints, count: int, values: Floats) -> Floats:
     return sums
 
 
-def nights(fleet: Fleet, groups: clusters.Clusters) -> Floats:
+def nights(fleet: Fleet, clusters: Clusters) -> Floats:
     """The share of each cluster for which it is night, [M, BINS]."""
     ahead = utc_offset(fleet)
     times = (np.arange(BINS) + 0.5) * 24 / BINS
     shares = []
-    for members in groups.members:
+    for members in clusters.members:
         offsets, counts = np.unique(ahead[members], return_counts=True)
         local = np.mod(times[:, None] + offsets, 24)
         shares.append(((local >= NIGHT[0]) | (local < NIGHT[1])) @ counts / len(members))
     return np.array(shares)
 
 
-def write(found: Plan, out: Path) -> list[Path]:
+def write(plan: Plan, out: Path) -> list[Path]:
     """Write clusters.csv, which clusters.method = "file" reads, and the plot."""
     out.mkdir(parents=True, exist_ok=True)
-    names = found.fleet.names
-    devices = list(range(len(found.fleet))) if names is None else names.tolist()
-    clusters_table(out / "clusters.csv", found.clusters, devices)
-    plot(found, out / "plan.png")
+    names = plan.fleet.names
+    devices = list(range(len(plan.fleet))) if names is None else names.tolist()
+    clusters_table(out / "clusters.csv", plan.clusters, devices)
+    plot(plan, out / "plan.png")
     return [out / "clusters.csv", out / "plan.png"]
 
 
-def plot(found: Plan, path: Path) -> None:
+def plot(plan: Plan, path: Path) -> None:
     """Plot the share of each cluster that is free over the day, its slot, and its number of devices."""
-    groups = found.clusters
-    figure, (day, sizes) = canvas(2, 11, max(2.6, 0.28 * groups.count + 1.4), widths=(4, 1))
+    clusters = plan.clusters
+    figure, (day, sizes) = canvas(2, 11, max(2.6, 0.28 * clusters.count + 1.4), widths=(4, 1))
     image = day.imshow(
-        found.free, aspect="auto", cmap="Blues", vmin=0, vmax=1, extent=(0, 24, groups.count - 0.5, -0.5)
+        plan.free, aspect="auto", cmap="Blues", vmin=0, vmax=1, extent=(0, 24, clusters.count - 0.5, -0.5)
     )
-    what = (
-        "that is free" if found.slots is not None else f"where it is night ({NIGHT[0]:.0f} to {NIGHT[1]:.0f} h local)"
-    )
+    what = "that is free" if plan.slots is not None else f"where it is night ({NIGHT[0]:.0f} to {NIGHT[1]:.0f} h local)"
     figure.colorbar(image, ax=day, label=f"share of the cluster {what}")
-    for cluster, (begin, end) in enumerate(found.slots if found.slots is not None else []):
+    for cluster, (begin, end) in enumerate(plan.slots if plan.slots is not None else []):
         day.plot(
             [begin, end, end, begin, begin], np.array([-0.5, -0.5, 0.5, 0.5, -0.5]) + cluster, color="#D55E00", lw=1.8
         )
-    title = "free devices (orange: the cluster's slot)" if found.slots is not None else "night"
+    title = "free devices (orange: the cluster's slot)" if plan.slots is not None else "night"
     day.set(title=title, xlabel="hour of the day, UTC", ylabel="cluster", xticks=range(0, 25, 3))
-    sizes.barh(range(groups.count), [len(members) for members in groups.members], color="#0072B2")
-    sizes.set(title="devices", ylim=(groups.count - 0.5, -0.5))
-    if groups.count <= 40:
-        day.set_yticks(range(groups.count))
+    sizes.barh(range(clusters.count), [len(members) for members in clusters.members], color="#0072B2")
+    sizes.set(title="devices", ylim=(clusters.count - 0.5, -0.5))
+    if clusters.count <= 40:
+        day.set_yticks(range(clusters.count))
         sizes.set_yticks([])
     save(figure, path)

@@ -79,7 +79,7 @@ def smoothness(
     tracked = track(numbers, "curvature of the devices", "devices")
     screened = np.array(list(in_order(screen, tracked, flat_models)))
     measured: dict[int, Range] = {}
-    for group in groups(screened):
+    for group in measuring_order(screened):
         before = max((bounds.low for bounds in measured.values()), default=0.0)
         tracked = track([numbers[i] for i in group], "largest curvatures", "devices")
         measured |= dict(zip(group, in_order(measure, tracked, flat_models), strict=True))
@@ -88,7 +88,7 @@ def smoothness(
     return overall(screened, measured)
 
 
-def groups(screened: Floats) -> list[list[int]]:
+def measuring_order(screened: Floats) -> list[list[int]]:
     """Devices in the order in which they are measured: first some from the whole ranking, which show how far screened
     values are off, together with the top; then from the top down."""
     ranking = np.argsort(-screened, kind="stable")

@@ -19,10 +19,10 @@ def partition(experiment: ExperimentFile, o: Overrides = None, out: Out = None) 
         from fedcluster.runs.directory import fresh
         from fedcluster.runs.progress import Spoken
 
-        found = fleet_report.build(described, Spoken())
-        files = fleet_report.write(found, out or fresh(f"partition-{experiment.stem}"))
-        tables.show(tables.devices_table(found))
-        tables.show(tables.clusters_table(found))
+        report = fleet_report.build(described, Spoken())
+        files = fleet_report.write(report, out or fresh(f"partition-{experiment.stem}"))
+        tables.show(tables.devices_table(report))
+        tables.show(tables.clusters_table(report))
         written(files)
 
 
@@ -52,20 +52,20 @@ def plan(
         from fedcluster.cli import tables
         from fedcluster.runs.directory import fresh
 
-        found = plans.plan(fleet, availability, count, soft, seed, date, free_seconds, trace_format)
-        files = plans.write(found, out or fresh(f"plan-{fleet.stem}"))
-        tables.show(tables.plan_table(found))
-        left, devices = found.clusters.left_out(), len(found.fleet)
-        if found.coverage is not None:
+        fleet_plan = plans.plan(fleet, availability, count, soft, seed, date, free_seconds, trace_format)
+        files = plans.write(fleet_plan, out or fresh(f"plan-{fleet.stem}"))
+        tables.show(tables.plan_table(fleet_plan))
+        left, devices = fleet_plan.clusters.left_out(), len(fleet_plan.fleet)
+        if fleet_plan.coverage is not None:
             typer.echo(
                 f"{left:,} of {devices:,} devices ({left / devices:.1%}) are never available long enough and are in no "
                 "cluster"
             )
-            if found.clusters.count < count:
-                empty = count - found.clusters.count
+            if fleet_plan.clusters.count < count:
+                empty = count - fleet_plan.clusters.count
                 typer.echo(f"no device is available in {empty} of {count} slots, which have no cluster")
-        if found.inequality:
-            typer.echo(found.inequality)
+        if fleet_plan.inequality:
+            typer.echo(fleet_plan.inequality)
         written(files)
 
 
@@ -96,13 +96,13 @@ def analyze(
         from fedcluster.runs.progress import Spoken
         from fedcluster.training.executors.processes import cores
 
-        found = analyses.analyze(described, at, epsilon, Spoken(), cores())
-        files = analyze_report.write(found, out or fresh(f"analyze-{experiment.stem}"))
-        for sentence in [*analyze_report.headline(found), *found.remarks]:
+        analysis = analyses.analyze(described, at, epsilon, Spoken(), cores())
+        files = analyze_report.write(analysis, out or fresh(f"analyze-{experiment.stem}"))
+        for sentence in [*analyze_report.headline(analysis), *analysis.remarks]:
             typer.echo(sentence)
-        for table in analyze_report.points_tables(found):
+        for table in analyze_report.points_tables(analysis):
             tables.show(tables.ruled(*table))
-        tables.show(tables.ruled(*analyze_report.bounds_table(found)))
+        tables.show(tables.ruled(*analyze_report.bounds_table(analysis)))
         written(files)
 
 
@@ -130,13 +130,13 @@ def advise(
             with stages() as progress:
                 return advisor.run_pilots(described, counts, folder, cores(), progress)
 
-        found = advisor.advise(described, Spoken(), run_pilots if pilot else None, cores())
-        files = advise_report.write(found, described.clusters.participation, folder)
-        for sentence in [*found.remarks, *advise_report.verdict(found, described.clusters.participation)]:
+        advice = advisor.advise(described, Spoken(), run_pilots if pilot else None, cores())
+        files = advise_report.write(advice, described.clusters.participation, folder)
+        for sentence in [*advice.remarks, *advise_report.verdict(advice, described.clusters.participation)]:
             typer.echo(sentence)
-        tables.show(tables.ruled(*advise_report.table(found.candidates, str(described.clusters.method))))
-        if found.alternatives:
-            tables.show(tables.ruled(*advise_report.table(found.alternatives, f"at M = {found.recommended}")))
+        tables.show(tables.ruled(*advise_report.table(advice.candidates, str(described.clusters.method))))
+        if advice.alternatives:
+            tables.show(tables.ruled(*advise_report.table(advice.alternatives, f"at M = {advice.recommended}")))
         written(files)
 
 
@@ -146,9 +146,9 @@ def algorithms() -> None:
         from fedcluster.algorithms import registry
         from fedcluster.cli import tables
 
-        found = registry.entries()
-        tables.show(tables.algorithms_table(found))
-        for paper in dict.fromkeys(entry.paper for entry in found):
+        entries = registry.entries()
+        tables.show(tables.algorithms_table(entries))
+        for paper in dict.fromkeys(entry.paper for entry in entries):
             typer.echo(paper)
         typer.echo(
             "\nMessages are those of one device in one round. More than one download or upload exceeds\n"

@@ -28,8 +28,8 @@ class Commands(TyperGroup):
         return [*super().list_commands(ctx), *sorted(declared().keys() - self.commands.keys())]
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        found = super().get_command(ctx, cmd_name)
-        return load(declared()[cmd_name]) if found is None and cmd_name in declared() else found
+        command = super().get_command(ctx, cmd_name)
+        return load(declared()[cmd_name]) if command is None and cmd_name in declared() else command
 
 
 @cache

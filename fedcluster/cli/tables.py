@@ -72,13 +72,13 @@ def reached(spent: list[float | None], last: float) -> str:
 
 def verdict(result: Comparison) -> list[str]:
     """FedCluster against FedAvg, in a sentence."""
-    found = {outcome.method: outcome for outcome in result.outcomes}
-    if not {"fedavg", "fedcluster"} <= found.keys():
+    by_method = {outcome.method: outcome for outcome in result.outcomes}
+    if not {"fedavg", "fedcluster"} <= by_method.keys():
         return []
-    loss, _ = found["fedavg"].final("train_loss")
-    rounds = found["fedcluster"].rounds_to(loss)
-    last = found["fedavg"].histories[0][-1]["round"]
-    spent = {m: sum(lines[-1]["device_updates"] for lines in found[m].histories) for m in ("fedavg", "fedcluster")}
+    loss, _ = by_method["fedavg"].final("train_loss")
+    rounds = by_method["fedcluster"].rounds_to(loss)
+    last = by_method["fedavg"].histories[0][-1]["round"]
+    spent = {m: sum(lines[-1]["device_updates"] for lines in by_method[m].histories) for m in ("fedavg", "fedcluster")}
     unequal = (
         f"The budgets differ: FedAvg had {spent['fedavg']:,} device updates over all seeds, FedCluster "
         f"{spent['fedcluster']:,}; compare them over updates (--x updates)."
@@ -90,16 +90,16 @@ def verdict(result: Comparison) -> list[str]:
     ]
 
 
-def plan_table(found: Plan) -> Grid:
+def plan_table(plan: Plan) -> Grid:
     rows = []
-    for K, (members, ends) in enumerate(zip(found.clusters.members, found.offsets, strict=True)):
+    for K, (members, ends) in enumerate(zip(plan.clusters.members, plan.offsets, strict=True)):
         row = [str(K), f"{len(members):,}"]
-        if found.slots is not None and found.coverage is not None:
-            row += [f"{clock_time(found.slots[K][0])} - {clock_time(found.slots[K][1])}", f"{found.coverage[K]:.1%}"]
+        if plan.slots is not None and plan.coverage is not None:
+            row += [f"{clock_time(plan.slots[K][0])} - {clock_time(plan.slots[K][1])}", f"{plan.coverage[K]:.1%}"]
         elif ends is not None:
             row += [f"{ends[0]:+g} to {ends[1]:+g}"]
         rows.append(row)
-    more = ["UTC offsets, h"] if found.slots is None else ["slot, UTC", "free long enough in it"]
+    more = ["UTC offsets, h"] if plan.slots is None else ["slot, UTC", "free long enough in it"]
     return ruled(["cluster", "devices", *more], rows)
 
 
@@ -108,11 +108,11 @@ def clock_time(hours: float) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}"
 
 
-def devices_table(found: FleetReport) -> Grid:
-    sizes, weights = found.fleet.sizes, found.fleet.weights
+def devices_table(report: FleetReport) -> Grid:
+    sizes, weights = report.fleet.sizes, report.fleet.weights
     columns = {"samples": sizes, "p_k": weights}
-    if found.labelled:
-        columns["share of the largest class"] = found.label_counts.max(axis=1) / found.label_counts.sum(axis=1)
+    if report.labelled:
+        columns["share of the largest class"] = report.label_counts.max(axis=1) / report.label_counts.sum(axis=1)
     rows = [
         [name, *(f"{value:.4g}" for value in (column.min(), column.mean(), column.max()))]
         for name, column in columns.items()
@@ -120,19 +120,19 @@ def devices_table(found: FleetReport) -> Grid:
     return ruled([f"{len(sizes):,} devices", "least", "mean", "most"], rows)
 
 
-def clusters_table(found: FleetReport) -> Grid:
+def clusters_table(report: FleetReport) -> Grid:
     """The clusters, and the percentage of each class (of the first ten) in their samples."""
-    groups, mix = found.clusters, found.cluster_label_shares()
-    shown = min(mix.shape[1], 10)
+    clusters, label_shares = report.clusters, report.cluster_label_shares()
+    shown = min(label_shares.shape[1], 10)
     rows = [
         [
             str(K),
             f"{len(members):,}",
-            f"{found.fleet.sizes[members].sum():,}",
+            f"{report.fleet.sizes[members].sum():,}",
             f"{q:.4f}",
-            *(f"{100 * x:.0f}" for x in mix[K][:shown]),
+            *(f"{100 * x:.0f}" for x in label_shares[K][:shown]),
         ]
-        for K, (members, q) in enumerate(zip(groups.members, groups.weights(found.fleet), strict=True))
+        for K, (members, q) in enumerate(zip(clusters.members, clusters.weights(report.fleet), strict=True))
     ]
     return ruled(["cluster", "devices", "samples", "q_K", *(f"% {c}" for c in range(shown))], rows)
 
@@ -159,32 +159,32 @@ def listed(names: list[str]) -> str:
     return ", ".join(names) or "-"
 
 
-def scores_table(found: Evaluation) -> Grid:
-    rows = [["loss", f"{found.scores['loss']:.4f}"]]
-    rows += [[metric.label, metric.text(found.scores[metric.name])] for metric in found.shown()]
+def scores_table(evaluation: Evaluation) -> Grid:
+    rows = [["loss", f"{evaluation.scores['loss']:.4f}"]]
+    rows += [[metric.label, metric.text(evaluation.scores[metric.name])] for metric in evaluation.shown()]
     return ruled(["score", "value"], rows)
 
 
-def distribution_table(found: Evaluation) -> Grid:
+def distribution_table(evaluation: Evaluation) -> Grid:
     """How scores are distributed over devices."""
     rows = []
-    for name, text in found.texts().items():
-        spread = found.summary[name]
+    for name, text in evaluation.texts().items():
+        spread = evaluation.summary[name]
         variance = "-" if spread["variance"] is None else f"{spread['variance']:.4g}"
         rows.append([name.replace("_", " "), text(spread["mean"]), text(spread["worst_decile"]), variance])
-    return ruled([f"{found.summary['devices']:,} devices", "mean", "worst decile", "variance"], rows)
+    return ruled([f"{evaluation.summary['devices']:,} devices", "mean", "worst decile", "variance"], rows)
 
 
-def cluster_scores_table(found: Evaluation) -> Grid:
+def cluster_scores_table(evaluation: Evaluation) -> Grid:
     """The mean scores of each cluster's devices."""
-    texts = found.texts()
+    texts = evaluation.texts()
     rows = [
         [
             str(one["cluster"]) if one["cluster"] >= 0 else "none",
             f"{one['devices']:,}",
             *(text(one[name]) for name, text in texts.items()),
         ]
-        for one in found.summary["clusters"]
+        for one in evaluation.summary["clusters"]
     ]
     return ruled(["cluster", "devices", *(f"mean {name.replace('_', ' ')}" for name in texts)], rows)
 

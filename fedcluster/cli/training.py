@@ -204,13 +204,13 @@ def evaluate(
 
         if devices and data is not None:
             raise typer.BadParameter("--devices scores the devices of the run's own data: leave out --data")
-        found = evaluation.evaluate(run, data, devices, best, cores(), say)
-        typer.echo(f"{found.samples:,} test samples of {found.data}, model of round {found.round}:")
-        tables.show(tables.scores_table(found))
-        if found.by_device is not None:
-            tables.show(tables.distribution_table(found))
-            tables.show(tables.cluster_scores_table(found))
-            files = evaluation.write(found, out or fresh(f"evaluate-{run.resolve().name}"))
+        scores = evaluation.evaluate(run, data, devices, best, cores(), say)
+        typer.echo(f"{scores.samples:,} test samples of {scores.data}, model of round {scores.round}:")
+        tables.show(tables.scores_table(scores))
+        if scores.by_device is not None:
+            tables.show(tables.distribution_table(scores))
+            tables.show(tables.cluster_scores_table(scores))
+            files = evaluation.write(scores, out or fresh(f"evaluate-{run.resolve().name}"))
             typer.echo("Written: " + ", ".join(map(str, files)))
 
 

@@ -36,17 +36,17 @@ def current_key(dotted: str) -> str:
 def current_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     """The same experiment with `local.algorithm` and the options of algorithms in [algorithm], where they are now, and
     without default options of other partitions and clusterings in [fleet] and [clusters]."""
-    found, local = dict(keys), keys.get("local")
+    current, local = dict(keys), keys.get("local")
     for name, former in FORMERLY_COMMON.items():
-        if isinstance(given := found.get(name), dict):
+        if isinstance(given := current.get(name), dict):
             part = given.get(NAMING[name].key, NAMING[name].default_part())
             unused = {key: default for key, (owners, default) in former.items() if part not in owners}
-            found[name] = {key: value for key, value in given.items() if key not in unused or value != unused[key]}
+            current[name] = {key: value for key, value in given.items() if key not in unused or value != unused[key]}
     if not isinstance(local, dict) or not ({"algorithm", *FORMERLY_LOCAL} & local.keys()):
-        return found
-    given = found.get("algorithm", {})
+        return current
+    given = current.get("algorithm", {})
     if not isinstance(given, dict | Algorithm):
-        return found
+        return current
     section = dict(given)
     name = local.get("algorithm", section.get("name", "fedavg"))
     if section.get("name", name) != name:
@@ -65,6 +65,6 @@ def current_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
             raise BadExperiment(
                 f"local.{key} = {shown(local[key])} is not allowed: the algorithm {shown(name)} has no such option"
             )
-    found["algorithm"] = section
-    found["local"] = {key: value for key, value in local.items() if key not in {"algorithm", *FORMERLY_LOCAL}}
-    return found
+    current["algorithm"] = section
+    current["local"] = {key: value for key, value in local.items() if key not in {"algorithm", *FORMERLY_LOCAL}}
+    return current

@@ -74,8 +74,8 @@ class Experiment(Section):
     @model_validator(mode="after")
     def local_fits(self) -> "Experiment":
         """Some algorithms assume the step w <- w - lr g, or steps that are linear in g, or plain gradients."""
-        found = self.algorithm.find()
-        kind = found.func if isinstance(found, partial) else found
+        algorithm = self.algorithm.find()
+        kind = algorithm.func if isinstance(algorithm, partial) else algorithm
         fitting = kind.local_optimizers(self.algorithm.options) if hasattr(kind, "local_optimizers") else None
         if fitting is not None and self.local.optimizer not in fitting:
             extra = self.algorithm.__pydantic_extra__ or {}
@@ -96,17 +96,17 @@ class Experiment(Section):
 
         def keys(section: Section) -> dict[str, Any]:
             given = {key: value for key, value in section if value is not None}
-            found = {key: keys(value) if isinstance(value, Section) else value for key, value in given.items()}
-            return {key: value for key, value in found.items() if value != {}}
+            plain = {key: keys(value) if isinstance(value, Section) else value for key, value in given.items()}
+            return {key: value for key, value in plain.items() if value != {}}
 
         return keys(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; things given in Python by the name that finds them again."""
-        found = self.sections()
-        if not isinstance(name := found["data"]["name"], str):
-            found["data"] = found["data"] | {"name": reference(name)}
-        plain: dict[str, Any] = json.loads(json.dumps(found, default=reference))
+        """Plain values; an object given in Python is written as `package.module:name`."""
+        sections = self.sections()
+        if not isinstance(name := sections["data"]["name"], str):
+            sections["data"] = sections["data"] | {"name": reference(name)}
+        plain: dict[str, Any] = json.loads(json.dumps(sections, default=reference))
         return plain
 
     def to_toml(self) -> str:

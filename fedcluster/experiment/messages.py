@@ -37,8 +37,8 @@ def describe(problems: Sequence[Any], known: Iterable[str], others: int | None =
         return f"{key} is not a key; {meant}{more(others)}"
     if first["type"] == "value_error":
         return f"{key} {first['ctx']['error']}{more(others)}".replace(" .", ".", 1)
-    said = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][:1] == first["loc"][:1])
-    return f"{key} = {shown(first['input'])} is not allowed: {'; or '.join(said)}{more(others)}"
+    messages = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][:1] == first["loc"][:1])
+    return f"{key} = {shown(first['input'])} is not allowed: {'; or '.join(messages)}{more(others)}"
 
 
 def more(others: int) -> str:

@@ -10,7 +10,7 @@ from fedcluster.experiment.sections import NAMING
 
 PARTS = (("task",), ("algorithm",), ("aggregation",), ("local", "schedule"), ("server", "schedule"))
 """The sections that name a part of the program and have its options."""
-EITHER = {"local.steps": "epochs", "local.epochs": "steps"}  # two ways to say one thing, of which a section has one
+EITHER = {"local.steps": "epochs", "local.epochs": "steps"}  # alternatives: a section has one of the two
 
 
 def replace_keys(keys: dict[str, Any], given: Iterable[tuple[str, Any]]) -> None:

@@ -91,7 +91,7 @@ def options_class(part: Any) -> type[Section]:
 
 
 def check_name(value: Any, names: Iterable[str]) -> Any:
-    """A name from the list, `package.module:name`, or in Python the thing itself."""
+    """A name from the list, `package.module:name`, or in Python the object itself."""
     if isinstance(value, str) and value not in names and ":" not in value:
         raise ValueError(f"= {shown(value)} is not allowed: use {alternatives(names)}package.module:name")
     if not isinstance(value, str) and not callable(value):
@@ -112,24 +112,24 @@ def import_object(name: str, *takes: str) -> Any:
     """What `package.module:name` stands for: a function or a class that takes such arguments."""
     module, _, attribute = name.partition(":")
     try:
-        thing = getattr(import_module(module), attribute)
+        obj = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise BadExperiment(f"{name[:80]}: cannot be imported ({error}); is it on the Python path?") from None
-    if not callable(thing):
-        raise BadExperiment(f"{name[:80]} is a {type(thing).__name__}: name a function or a class")
+    if not callable(obj):
+        raise BadExperiment(f"{name[:80]} is a {type(obj).__name__}: name a function or a class")
     if takes:
         try:
-            signature(thing).bind(*takes)
+            signature(obj).bind(*takes)
         except TypeError:
             raise BadExperiment(f"{name[:80]} cannot be called with ({', '.join(takes)})") from None
         except ValueError:  # it does not say what it takes
             pass
-    return thing
+    return obj
 
 
-def reference(thing: Any) -> str:
-    if isinstance(thing, partial):
-        given = [*map(repr, thing.args), *(f"{name}={value!r}" for name, value in sorted(thing.keywords.items()))]
-        return f"{reference(thing.func)}({', '.join(given)})"
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
+def reference(obj: Any) -> str:
+    if isinstance(obj, partial):
+        given = [*map(repr, obj.args), *(f"{name}={value!r}" for name, value in sorted(obj.keywords.items()))]
+        return f"{reference(obj.func)}({', '.join(given)})"
+    named = obj if hasattr(obj, "__qualname__") else type(obj)
     return f"{named.__module__}:{named.__qualname__}"

@@ -144,7 +144,7 @@ class Clusters(Part):
 
 
 class Model(Section):
-    """The model, and optionally its start W_0. Left out, the name follows from the samples: alexnet for pictures, mlp
+    """The model, and optionally its start W_0. Left out, the name follows from the samples: alexnet for images, mlp
     for rows of numbers, lstm for tokens."""
 
     name: Any = None
@@ -303,7 +303,8 @@ class Accept(Section):
     sample_cap: AtLeastOne | Literal["off"] | None = None
 
     @property
-    def most(self) -> float:
+    def max_movement(self) -> float:
+        """`norm_bound` as a number."""
         return math.inf if self.norm_bound == "off" else self.norm_bound
 
     def cap(self, claimed: bool) -> float:

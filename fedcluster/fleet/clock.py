@@ -1,16 +1,16 @@
 """The clock: simulated time, in whole milliseconds from midnight UTC of the fleet's day.
 
 One rule for every method; FedAvg is its case of one cluster. A cycle opens when the one before it is over. Its cohort,
-`over_select` times the devices wanted, is drawn from the whole cluster, free or not: who is asked never depends on the
+`over_select` times the devices wanted, is drawn from the whole cluster, free or not: the draw never depends on the
 time. Every device begins when it is next free, and needs
 
     download + training + upload = bytes / down  +  samples in its steps x seconds_per_sample  +  bytes / up
 
 What is not known of a device takes no time, and without a trace it is always free. It is lost for this cycle when it
 leaves its free time before it is done, or drops out. The cycle is over when as many updates as wanted are in, when
-nobody is left to wait for, or at the deadline; without one, a device that is never free is not waited for. With fewer
-than `min_updates` it fails and the model stays. All of that follows from (seed, round, cycle, time) before anything is
-trained, so that only those who come back need be trained.
+no device is left to wait for, or at the deadline; without one, a device that is never free is not waited for. With
+fewer than `min_updates` it fails and the model stays. All of that follows from (seed, round, cycle, time) before
+anything is trained, so that only devices that report need be trained.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from fedcluster.state import Time
 @dataclass(frozen=True, eq=False)
 class CycleOutcome:
     """How a cycle goes. `started`: the cycle with the devices that download and begin to train. `reported`: with those
-    whose updates are in when the cycle is over; nobody if it failed. `dropped` and `stragglers`: devices that left, and
+    whose updates are in when the cycle is over; none if it failed. `dropped` and `stragglers`: devices that left, and
     devices that were still training or had not begun. `time`: the simulated time when the cycle is over."""
 
     started: Cycle
@@ -42,12 +42,12 @@ class CycleOutcome:
 
 
 def all_report(cycle: Cycle, time: Time) -> CycleOutcome:
-    """Without a clock: all come back, at no time."""
+    """Without a clock, all devices report and no time passes."""
     return CycleOutcome(cycle, cycle, time)
 
 
 class Clock:
-    """`down` and `up` are the bytes of a device's messages in a turn, over all its exchanges."""
+    """`down` and `up` are the bytes of a device's messages in a cycle, over all phases."""
 
     def __init__(self, options: sections.Clock, fleet: Fleet, local: Local, seed: int, down: int, up: int) -> None:
         self.options, self.fleet, self.local, self.seed, self.down, self.up = options, fleet, local, seed, down, up
@@ -63,7 +63,7 @@ class Clock:
         over = opened + self.deadline
         if (~lost & ~never).sum() >= cycle.wanted > 0:
             over = min(over, int(np.sort(ends[~lost & ~never])[cycle.wanted - 1]))
-        elif self.options.deadline is None or not never.any():  # all are back or lost, or nobody will ever come
+        elif self.options.deadline is None or not never.any():  # all are back or lost, or none will ever come
             over = min(over, int(np.minimum(leaves, ends)[~never].max(initial=opened)))
 
         in_time = np.flatnonzero(~lost & ~never & (ends <= over))
@@ -90,7 +90,7 @@ class Clock:
         )
 
     def work(self, round: int, cohort: Ints) -> Ints:
-        """Milliseconds that each device of the cohort needs for its turn."""
+        """Milliseconds that each device of the cohort needs for the cycle."""
         known, sizes = self.fleet.known, self.fleet.sizes[cohort]
         seconds = np.zeros(len(cohort))
         if known.down_mbps is not None:
@@ -116,7 +116,7 @@ class Clock:
 
 
 def busy(starts: Ints, ends: Ints) -> int:
-    """How long somebody was at work: the length of the union of the intervals."""
+    """How long any device was at work: the length of the union of the intervals."""
     order = np.argsort(starts, kind="stable")
     starts, ends = starts[order], np.maximum.accumulate(ends[order])
     before = np.concatenate([[-FOREVER], ends[:-1]])

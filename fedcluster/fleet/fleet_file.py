@@ -54,11 +54,11 @@ class DeviceTable:
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """The columns that are known; a trace contributes its own."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        trace = found.pop("availability")
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        trace = columns.pop("availability")
         if trace is not None:
-            found |= {"first": trace.first, "starts": trace.starts, "ends": trace.ends, "period": trace.period}
-        return {name: column for name, column in found.items() if column is not None}
+            columns |= {"first": trace.first, "starts": trace.starts, "ends": trace.ends, "period": trace.period}
+        return {name: column for name, column in columns.items() if column is not None}
 
     def digest(self) -> str:
         """A fingerprint, so that a resumed run can tell that its fleet is the same."""
@@ -135,11 +135,11 @@ def parse_hours(text: str) -> float:
     clock = re.fullmatch(r"([+-]?)(\d{1,2}):([0-5]\d)", text, re.ASCII)
     if clock:
         sign, hours, minutes = clock.groups()
-        found = (-1 if sign == "-" else 1) * (int(hours) + int(minutes) / 60)
+        offset = (-1 if sign == "-" else 1) * (int(hours) + int(minutes) / 60)
     elif is_number(text):
-        found = float(text)
+        offset = float(text)
     else:
         raise ValueError(f"{text!r} is not a number of hours; write 5.5 or +05:30")
-    if not -14 <= found <= 14:
+    if not -14 <= offset <= 14:
         raise ValueError(f"{text} is not allowed: it must be from -14 to 14 hours")
-    return found
+    return offset

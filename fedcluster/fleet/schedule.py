@@ -1,4 +1,4 @@
-"""The schedule: which cluster's turn it is, and who of it takes part. A pure function of (seed, round)."""
+"""The schedule: which cluster trains in each cycle, and with which devices. A pure function of (seed, round)."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from fedcluster.rng import stream
 
 @dataclass(frozen=True, eq=False)
 class Cycle:
-    """One cluster's turn: its cohort S_K^(j), and the weights p_k and the numbers of samples of the cohort's devices.
+    """One cycle of a cluster: its cohort S_K^(j), with the weights p_k and the sample counts of the cohort's devices.
 
     `wanted` updates end it; more devices are asked only where some are expected not to report. `scale` multiplies the
     learning rate: with `clusters.weighting = "sample"` it is M q_K."""
@@ -39,10 +39,10 @@ def steps_of(options: Local, seed: int, round: int, device: int, samples: int) -
     """
     if options.epochs is not None:
         return options.epochs * (1 if options.batch == "full" else -(-samples // options.batch))
-    least, most = options.step_range
-    if least == most:
-        return least
-    return int(stream(seed, "steps", round=round, device=device).integers(least, most + 1))
+    low, high = options.step_range
+    if low == high:
+        return low
+    return int(stream(seed, "steps", round=round, device=device).integers(low, high + 1))
 
 
 def samples_used(options: Local, seed: int, round: int, device: int, samples: int) -> int:
@@ -65,7 +65,7 @@ def taking_part(participation: float, devices: int) -> int:
 
 
 def cohort_sizes(participation: float, sizes: Ints) -> Ints:
-    """How many devices of each cluster take part in a round, for clusters of these sizes, in the order of their turns.
+    """How many devices of each cluster take part in a round, for clusters of these sizes, in the order of their cycles.
 
     They add up to the share of all devices, so that a round costs the same number of updates however the devices are
     clustered: where every cluster's nearest number would add up to more or less, the clusters with the largest
@@ -124,14 +124,14 @@ class Schedule:
         """M q_K of every cluster, 1 where the learning rate does not depend on q_K."""
         if self.options.weighting == "cluster":
             return np.ones(len(members))
-        q: Floats = np.array([self.fleet.weights[those].sum() for those in members])
+        q: Floats = np.array([self.fleet.weights[devices].sum() for devices in members])
         scales: Floats = len(q) * q / q.sum()
         return scales
 
     def random_order(self, j: int, members: list[Ints], scales: Floats) -> list[Cycle]:
         """M cycles whose clusters are drawn with replacement, from those that have enough devices left: a device takes
         part at most once a round."""
-        sizes = np.array([len(those) for those in members])
+        sizes = np.array([len(devices) for devices in members])
         wanted = cohort_sizes(self.options.participation, sizes)
         rng, left, cycles = stream(self.seed, "order", j), [*members], list[Cycle]()
         for position in range(len(members)):
@@ -160,7 +160,7 @@ class Schedule:
         return Cycle(j, position, cluster, cohort, self.fleet.weights[cohort], self.fleet.sizes[cohort], wanted, scale)
 
     def name(self, k: int) -> str:
-        """How people know device k."""
+        """The name of device k, for messages."""
         return name_of(self.fleet.names, k)
 
     def cohort_size(self) -> int:

@@ -39,19 +39,19 @@ Change = tuple[int, bool, int]  # when, whether free, the line
 
 def by_device(path: Path, content: bytes) -> dict[str, list[Change]]:
     """Each device's changes, in ascending order."""
-    found: dict[str, list[Change]] = {}
+    changes: dict[str, list[Change]] = {}
     events = Events(path, content)
     try:
         events.next(yaml.StreamStartEvent)
         events.next(yaml.DocumentStartEvent)
         events.next(yaml.MappingStartEvent)
         while isinstance(key := events.next(yaml.ScalarEvent, yaml.MappingEndEvent, here=NAME), yaml.ScalarEvent):
-            if key.value in found:
+            if key.value in changes:
                 raise events.refuse(key, f"device {key.value} is there twice")
-            found[key.value] = list(changes_of(events))
+            changes[key.value] = list(changes_of(events))
         events.next(yaml.DocumentEndEvent)
         events.next(yaml.StreamEndEvent)
-        if not found:
+        if not changes:
             raise yaml.YAMLError("it names no device")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:160]
@@ -59,7 +59,7 @@ def by_device(path: Path, content: bytes) -> dict[str, list[Change]]:
             f"{path} is in none of the formats of a trace: a table device,start,end, YAML "
             f"device: [[seconds, state], ...], FLASH records, or a FedScale pickle (as YAML: {reason})"
         ) from None
-    return found
+    return changes
 
 
 def changes_of(events: Events) -> Iterator[Change]:

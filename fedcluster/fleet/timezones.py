@@ -32,15 +32,15 @@ def hours_ahead(name: str, day: str) -> float:
 def daily_hours(text: str) -> list[tuple[int, int]]:
     """Hours of every day by the clock on the wall, such as 22-6 or 12-13:30,22-6, as milliseconds since midnight, the
     end after the start; ValueError when the text, which may be anything, is not like that."""
-    found = []
+    spans = []
     for part in text.split(","):
         match = HOURS.fullmatch(part.strip())
         times = [int(number or 0) for number in match.groups()] if match else [0, 0, 0, 0]
         start, end = (times[i] * HOUR + times[i + 1] * HOUR // 60 for i in (0, 2))
         if start == end or end > DAY:
             raise ValueError(f"{part.strip()!r} are not hours of a day; write 22-6, 12-13:30,22-6, or 0-24 for all day")
-        found.append((start, end if end > start else end + DAY))
-    return found
+        spans.append((start, end if end > start else end + DAY))
+    return spans
 
 
 def to_utc(local: NDArray[np.int64], name: str) -> NDArray[np.int64]:

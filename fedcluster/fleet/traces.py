@@ -202,18 +202,18 @@ def whole_days(
 
 def state_changes(path: Path, content: bytes, day: str) -> Trace:
     """YAML: the last state of a device holds until its first change of the next period."""
-    found = by_device(path, content)
-    period = (max((mine[-1][0] for mine in found.values() if mine), default=0) // DAY + 1) * DAY
+    changes = by_device(path, content)
+    period = (max((mine[-1][0] for mine in changes.values() if mine), default=0) // DAY + 1) * DAY
     rows = []
-    for k, mine in enumerate(found.values()):
+    for k, mine in enumerate(changes.values()):
         if not mine:
             continue
         for (now, free, line), (then, _, _) in zip(mine, [*mine[1:], (mine[0][0] + period, True, 0)], strict=True):
             if free:
                 rows.append((k, now, then, line))
     device, start, end, lines = np.array(rows, np.int64).reshape(-1, 4).T
-    periods = np.full(len(found), period)
-    return Trace(path, list(found), device, start, end, periods, lambda row: f"{path}, line {lines[row]}")
+    periods = np.full(len(changes), period)
+    return Trace(path, list(changes), device, start, end, periods, lambda row: f"{path}, line {lines[row]}")
 
 
 def flash(path: Path, content: bytes, day: str) -> Trace:
@@ -240,14 +240,14 @@ def flash(path: Path, content: bytes, day: str) -> Trace:
 def records(path: Path, content: bytes) -> Iterator[dict[str, Any]]:
     try:
         try:
-            found = json.loads(content)
+            parsed = json.loads(content)
         except ValueError:
-            found = [json.loads(line) for line in content.splitlines() if line.strip()]
+            parsed = [json.loads(line) for line in content.splitlines() if line.strip()]
     except (ValueError, RecursionError) as error:
         raise BadData(f"{path} is not JSON ({error})") from None
-    if isinstance(found, dict) and "messages" not in found:
-        found = list(found.values())
-    for record in found if isinstance(found, list) else [found]:
+    if isinstance(parsed, dict) and "messages" not in parsed:
+        parsed = list(parsed.values())
+    for record in parsed if isinstance(parsed, list) else [parsed]:
         if not isinstance(record, dict):
             raise BadData(f"{path}: a record must be an object with guid and messages, not {type(record).__name__}")
         yield record
@@ -275,7 +275,7 @@ def ready(messages: str, source: str) -> NDArray[np.int64]:
         )
     state = {"locked": False, "wifi": False, "charging": False}
     began: int | None = None
-    found: list[tuple[int, int]] = []
+    intervals: list[tuple[int, int]] = []
     for i in np.argsort(moments, kind="stable"):
         n, (_, event) = lines[i]
         event = event.strip("\r \0").lower()
@@ -287,11 +287,11 @@ def ready(messages: str, source: str) -> NDArray[np.int64]:
         if all(state.values()):
             began = int(moments[i]) if began is None else began
         elif began is not None:
-            found.append((began, int(moments[i])))
+            intervals.append((began, int(moments[i])))
             began = None
     if began is not None:
-        found.append((began, int(moments.max())))
-    return np.array([pair for pair in found if pair[0] < pair[1]], np.int64).reshape(-1, 2)
+        intervals.append((began, int(moments.max())))
+    return np.array([pair for pair in intervals if pair[0] < pair[1]], np.int64).reshape(-1, 2)
 
 
 def is_moment(text: str) -> bool:
@@ -304,20 +304,20 @@ def is_moment(text: str) -> bool:
 def fedscale(path: Path, content: bytes, day: str) -> Trace:
     """FedScale: active from active[i] until inactive[i], every finish_time seconds."""
     try:
-        found = pickles.plain(content)
+        clients = pickles.plain(content)
     except (ValueError, KeyError, IndexError) as error:  # a damaged or hostile pickle
         reason = str(error) if isinstance(error, ValueError) else "it is damaged"
         raise BadData(
             f"{path} is refused: a pickle may hold plain numbers, texts, lists and dicts only ({reason[:120]})"
         ) from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(clients, dict) or not clients:
         raise BadData(f"{path} must hold a dict of clients, like FedScale's traces")
     rows: list[NDArray[np.float64]] = []
     names: list[str] = []
     periods: list[int] = []
     total = 0
     read: dict[int, NDArray[np.float64]] = {}  # lists by id: clients may share them
-    for client, mine in found.items():
+    for client, mine in clients.items():
         source = f"{path}, client {str(client)[:80]}"
         if not isinstance(mine, dict):
             raise BadData(f"{source}: expected a dict with active, inactive and finish_time")

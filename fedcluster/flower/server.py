@@ -26,7 +26,7 @@ from fedcluster.flower.setup import ServeOptions, check_min_updates, prepare, wi
 from fedcluster.flower.transport import Notifier
 from fedcluster.runs.directory import Folder, fresh
 from fedcluster.runs.ledger import size
-from fedcluster.runs.progress import Display, suited
+from fedcluster.runs.progress import Display, default_display
 from fedcluster.training.best_model import keep_best
 from fedcluster.training.callbacks import CallbackList, Progress, stop_rule
 from fedcluster.training.checkpoints import Checkpoints
@@ -65,7 +65,7 @@ def serve(
     if certificates is not None:
         keys = public_keys(certificates)
         check_server(certificates)
-    display = display or suited()
+    display = display or default_display()
     with closing(Folder(out, experiment, resume)) as folder, display:
         if folder.finished:
             return open_finished(experiment, folder, display)
@@ -220,7 +220,7 @@ def main(grid: Grid, context: Context) -> None:
     )
     out = Path(str(config["out"])) if config["out"] else fresh(path.stem)
     keys = public_keys(Path(str(config["certificates"]))) if config["certificates"] else None
-    display = suited()
+    display = default_display()
     with closing(Folder(out, experiment, bool(config["resume"]))) as folder, display:
         if folder.finished:
             open_finished(experiment, folder, display)

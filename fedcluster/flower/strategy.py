@@ -32,7 +32,7 @@ from fedcluster.flower.transport import OBJECT_TYPES, Outcome, Transport
 from fedcluster.models.kernels.vectors import sum_of_squares
 from fedcluster.state import Accepted, Tensors, Update
 from fedcluster.training.acceptance import accept
-from fedcluster.training.norm_bound import lower_median, most, remember, too_far
+from fedcluster.training.norm_bound import lower_median, norm_limit, remember, too_far
 
 LOG = logging.getLogger("flwr")
 ARRAY_TYPES = OBJECT_TYPES | {"ArrayRecord", "Array", "ArrayChunk", "MetricRecord"}
@@ -248,7 +248,7 @@ class FedCluster(Strategy):
         if not moved:
             return []
         usual = lower_median(list(moved.values()))
-        limit = most(self.norm_bound, self.norms, distance(upload_spec), usual)
+        limit = norm_limit(self.norm_bound, self.norms, distance(upload_spec), usual)
         kept = [k for k, norm in moved.items() if norm <= limit]
         for k in moved.keys() - kept:
             node = messages[k][0]

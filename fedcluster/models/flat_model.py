@@ -26,19 +26,19 @@ Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
 def output_tensor(returned: Any) -> Tensor:
     """The outputs among what a model returned: a tensor, the first part of a tuple, or the `logits` of a dict or of a
     Hugging Face output."""
-    found = returned
+    output = returned
     if isinstance(returned, Mapping):
-        found = returned.get("logits")
+        output = returned.get("logits")
     elif isinstance(returned, list | tuple) and returned:
-        found = returned[0]
+        output = returned[0]
     elif not isinstance(returned, Tensor):
-        found = getattr(returned, "logits", None)
-    if not isinstance(found, Tensor):
+        output = getattr(returned, "logits", None)
+    if not isinstance(output, Tensor):
         raise BadExperiment(
             f"model.name: the model returns a {type(returned).__name__} without outputs: it must return a tensor, a "
             "tuple whose first part is one, or a dict with logits"
         )
-    return found
+    return output
 
 
 def cross_entropy(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:

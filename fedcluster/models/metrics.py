@@ -48,10 +48,10 @@ class Metric:
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The sums of a batch, float64 on the CPU."""
         try:
-            found: Any = self.statistics(outputs, targets)
-            if not isinstance(found, Tensor):
-                found = torch.tensor([float(part) for part in found], dtype=torch.float64)
-            sums: Tensor = found.detach().to("cpu", torch.float64)
+            statistics: Any = self.statistics(outputs, targets)
+            if not isinstance(statistics, Tensor):
+                statistics = torch.tensor([float(part) for part in statistics], dtype=torch.float64)
+            sums: Tensor = statistics.detach().to("cpu", torch.float64)
             return sums
         except Exception as error:  # code of the user's may raise anything
             raise BadExperiment(f"the metric {self.name} failed ({type(error).__name__}: {error})") from error
@@ -59,10 +59,10 @@ class Metric:
     def values(self, sums: Tensor) -> dict[str, float]:
         """The metric as it is recorded, by name; several, as name/part, where it has several values."""
         try:
-            found: Any = self.value(sums)
-            if isinstance(found, Mapping):
-                return {f"{self.name}/{part}": float(value) for part, value in found.items()}
-            return {self.name: float(found)}
+            result: Any = self.value(sums)
+            if isinstance(result, Mapping):
+                return {f"{self.name}/{part}": float(value) for part, value in result.items()}
+            return {self.name: float(result)}
         except Exception as error:
             raise BadExperiment(f"the metric {self.name} failed ({type(error).__name__}: {error})") from error
 
@@ -220,22 +220,22 @@ def find_metric(given: Any) -> Metric:
                 f"metrics: there is no {given!r}; use one of {', '.join(METRICS)}, or package.module:name"
             )
         return METRICS[given]
-    found = import_object(given) if isinstance(given, str) else given
-    if isinstance(found, Metric):
-        return found
-    whole = hasattr(found, "statistics") and hasattr(found, "value")
-    if whole and isinstance(found, type):
-        found = found()
-    name = str(getattr(found, "name", None) or getattr(found, "__name__", type(found).__name__))
-    if not (whole or callable(found)) or not name.isidentifier() or name == "loss":
+    metric = import_object(given) if isinstance(given, str) else given
+    if isinstance(metric, Metric):
+        return metric
+    whole = hasattr(metric, "statistics") and hasattr(metric, "value")
+    if whole and isinstance(metric, type):
+        metric = metric()
+    name = str(getattr(metric, "name", None) or getattr(metric, "__name__", type(metric).__name__))
+    if not (whole or callable(metric)) or not name.isidentifier() or name == "loss":
         raise BadExperiment(
             f"metrics: {name} is not a metric; give a function of outputs and targets, a Metric, or a class with "
             "statistics and value"
         )
     if not whole:
-        return Metric(name, found)
-    shown = {key: getattr(found, key) for key in ("percent", "higher_is_better", "targets") if hasattr(found, key)}
-    return Metric(name, found.statistics, value=found.value, **shown)
+        return Metric(name, metric)
+    shown = {key: getattr(metric, key) for key in ("percent", "higher_is_better", "targets") if hasattr(metric, key)}
+    return Metric(name, metric.statistics, value=metric.value, **shown)
 
 
 def find_metrics(given: Iterable[Any], target: str | None = None) -> list[Metric]:

@@ -20,10 +20,10 @@ def learning_rate(options: Local, received: Tensors) -> float:
     return float(received[RATE]) if RATE in received else options.lr
 
 
-def clip_norm_(g: Tensor, most: float) -> None:
-    """Scale a gradient, or every row of a stack of them, down to the norm `most`: torch.nn.utils.clip_grad_norm_."""
+def clip_norm_(g: Tensor, max_norm: float) -> None:
+    """Scale a gradient, or every row of a stack of them, down to `max_norm`: torch.nn.utils.clip_grad_norm_."""
     norm = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
-    g.mul_((most / (norm + 1e-6)).clamp(max=1.0))
+    g.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
 
 
 def with_decay(w: Tensor, g: Tensor, decay: float) -> Tensor:

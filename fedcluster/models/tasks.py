@@ -176,11 +176,11 @@ def build(experiment: Experiment, target: str) -> Task:
     section = experiment.task
     if section.name is None:
         section = section.named(BY_TARGET[target])
-    found = section.find()
-    task = found if isinstance(found, Task) else found(section.options) if is_task(found) else None
+    named = section.find()
+    task = named if isinstance(named, Task) else named(section.options) if is_task(named) else None
     if task is None or task.target not in TARGETS:
         raise BadExperiment(
-            f"task.name: {getattr(found, '__name__', found)} is not a task: give a subclass of fedcluster.Task whose "
+            f"task.name: {getattr(named, '__name__', named)} is not a task: give a subclass of fedcluster.Task whose "
             f"target is one of {', '.join(TARGETS)}"
         )
     return task
@@ -191,16 +191,16 @@ def target_of(experiment: Experiment) -> str | None:
     return None if experiment.task.name is None else build(experiment, "").target
 
 
-def is_task(thing: Any) -> bool:
-    return isinstance(thing, type) and issubclass(thing, Task)
+def is_task(obj: Any) -> bool:
+    return isinstance(obj, type) and issubclass(obj, Task)
 
 
 def loss_of(given: Any, losses: Mapping[str, LossFunction]) -> LossFunction | None:
     """The function that `task.loss` stands for: one of the task's, or one of the user's."""
     if isinstance(given, str):
         given = losses[given] if given in losses else import_object(given, "outputs", "targets")
-    found: LossFunction | None = given
-    return found
+    loss: LossFunction | None = given
+    return loss
 
 
 def metrics_of(experiment: Experiment, task: Task) -> list[Metric]:

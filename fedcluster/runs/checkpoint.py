@@ -198,7 +198,7 @@ def restore(
             raise OtherRun("written by fedcluster 0.1, which did not note to which run a checkpoint belongs")
         position = Position.model_validate(text)
         with path.with_suffix(".safetensors").open("rb") as file:
-            found = file_digest(file, "sha256").hexdigest()
+            tensors_digest = file_digest(file, "sha256").hexdigest()
     except OtherRun:
         raise
     except (OSError, ValueError, KeyError, RecursionError) as error:
@@ -207,7 +207,7 @@ def restore(
         raise ValueError("altered (its digest does not match)")
     if run is not None and position.run != run:
         raise OtherRun("of another run")
-    if found != position.tensors:
+    if tensors_digest != position.tensors:
         raise ValueError("torn or altered (the digest of its tensors does not match)")
     if position.cycle > cycles or set(position.counts) != set(COUNTS) or position.norms.keys() != start.norms.keys():
         raise ValueError("not of this experiment")

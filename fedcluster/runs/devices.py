@@ -38,14 +38,14 @@ def summarize(line: Line, metrics: Sequence[Metric]) -> dict[str, Any]:
     scores of each cluster. Devices whose score is not finite are left out of it."""
     higher = {"loss": False} | {metric.name: metric.higher_is_better for metric in metrics}
     columns = {name: np.array(line[name], np.float64) for name in score_names(line)}
-    groups = np.array(line["cluster"])
+    assignment = np.array(line["cluster"])
     clusters = [
-        {"cluster": int(K), "devices": int((groups == K).sum())}
-        | {name: distribution(column[groups == K], True)["mean"] for name, column in columns.items()}
-        for K in np.unique(groups)
+        {"cluster": int(K), "devices": int((assignment == K).sum())}
+        | {name: distribution(column[assignment == K], True)["mean"] for name, column in columns.items()}
+        for K in np.unique(assignment)
     ]
     spread = {name: distribution(column, higher[name]) for name, column in columns.items()}
-    return {"devices": len(groups), **spread, "clusters": clusters}
+    return {"devices": len(assignment), **spread, "clusters": clusters}
 
 
 def distribution(values: NDArray[np.float64], higher_is_better: bool) -> dict[str, float | None]:

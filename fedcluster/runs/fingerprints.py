@@ -12,12 +12,12 @@ from fedcluster.experiment import import_object
 from fedcluster.models.pretrained import is_pretrained
 
 
-def is_own(thing: Any) -> bool:
+def is_own(obj: Any) -> bool:
     """Whether the value of a key is a user's own code, not one of fedcluster's names."""
-    return not isinstance(thing, str) or (":" in thing and not is_pretrained(thing))
+    return not isinstance(obj, str) or (":" in obj and not is_pretrained(obj))
 
 
-def digest(thing: Any) -> str:
+def digest(obj: Any) -> str:
     """The digest of a function, a class, an object (by its class), or of what `package.module:name` stands for.
 
     It covers the source (of a torch module, also that of its layers), default arguments, plain values in closures, and
@@ -25,53 +25,53 @@ def digest(thing: Any) -> str:
     bytecode is used.
     """
     parts = list[str]()
-    describe(import_object(thing) if isinstance(thing, str) else thing, parts, set())
+    describe(import_object(obj) if isinstance(obj, str) else obj, parts, set())
     return sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
 
 
-def describe(thing: Any, parts: list[str], seen: set[int]) -> None:
-    if isinstance(thing, (FunctionType, type)):
-        if id(thing) in seen:
+def describe(obj: Any, parts: list[str], seen: set[int]) -> None:
+    if isinstance(obj, (FunctionType, type)):
+        if id(obj) in seen:
             return
-        seen.add(id(thing))
-    if isinstance(thing, functools.partial):
-        describe((thing.func, *thing.args, *thing.keywords.items()), parts, seen)
-    elif isinstance(thing, tuple):
-        for part in thing:
+        seen.add(id(obj))
+    if isinstance(obj, functools.partial):
+        describe((obj.func, *obj.args, *obj.keywords.items()), parts, seen)
+    elif isinstance(obj, tuple):
+        for part in obj:
             describe(part, parts, seen)
-    elif isinstance(thing, (staticmethod, classmethod)) or inspect.ismethod(thing):
-        describe(thing.__func__, parts, seen)
-    elif isinstance(thing, FunctionType):
-        parts.append(source(thing))
-        cells = [cell.cell_contents for cell in thing.__closure__ or () if has_content(cell)]
-        describe((thing.__defaults__, *(thing.__kwdefaults__ or {}).items(), *cells), parts, seen)
-        for name in names(thing.__code__):
-            used = thing.__globals__.get(name)
-            if isinstance(used, (FunctionType, type)) and used.__module__ == thing.__module__:
+    elif isinstance(obj, (staticmethod, classmethod)) or inspect.ismethod(obj):
+        describe(obj.__func__, parts, seen)
+    elif isinstance(obj, FunctionType):
+        parts.append(source(obj))
+        cells = [cell.cell_contents for cell in obj.__closure__ or () if has_content(cell)]
+        describe((obj.__defaults__, *(obj.__kwdefaults__ or {}).items(), *cells), parts, seen)
+        for name in names(obj.__code__):
+            used = obj.__globals__.get(name)
+            if isinstance(used, (FunctionType, type)) and used.__module__ == obj.__module__:
                 describe(used, parts, seen)
-    elif isinstance(thing, type):
-        if thing.__module__.split(".")[0] in ("builtins", "torch", "fedcluster"):
-            parts.append(f"{thing.__module__}:{thing.__qualname__}")
+    elif isinstance(obj, type):
+        if obj.__module__.split(".")[0] in ("builtins", "torch", "fedcluster"):
+            parts.append(f"{obj.__module__}:{obj.__qualname__}")
             return
-        parts.append(source(thing))
-        for value in (*thing.__bases__, *vars(thing).values()):
+        parts.append(source(obj))
+        for value in (*obj.__bases__, *vars(obj).values()):
             if isinstance(value, (FunctionType, type, staticmethod, classmethod)):
                 describe(value, parts, seen)
-    elif isinstance(thing, nn.Module):
-        parts.append(repr(thing))
-        for module in thing.modules():
+    elif isinstance(obj, nn.Module):
+        parts.append(repr(obj))
+        for module in obj.modules():
             describe(type(module), parts, seen)
-    elif thing is None or isinstance(thing, (bool, int, float, complex, str, bytes)):
-        parts.append(repr(thing))
+    elif obj is None or isinstance(obj, (bool, int, float, complex, str, bytes)):
+        parts.append(repr(obj))
     else:
-        describe(type(thing), parts, seen)
+        describe(type(obj), parts, seen)
 
 
-def source(thing: Any) -> str:
+def source(obj: Any) -> str:
     try:
-        return inspect.getsource(thing)
+        return inspect.getsource(obj)
     except (OSError, TypeError):
-        return compiled(thing.__code__) if isinstance(thing, FunctionType) else str(thing.__qualname__)
+        return compiled(obj.__code__) if isinstance(obj, FunctionType) else str(obj.__qualname__)
 
 
 def compiled(code: CodeType) -> str:

@@ -12,7 +12,7 @@ from fedcluster.runs.devices import summarize
 from fedcluster.runs.metrics import Line
 
 # Okabe and Ito's palette
-MOST_CLUSTERS = 20  # whose curves are told apart
+MOST_CLUSTERS = 20  # with a colour each
 COLOURS = {"fedcluster": "#0072B2", "fedavg": "#D55E00", "centralized": "#5A5A5A", "run": "#0072B2"}
 LABELS = {"fedcluster": "FedCluster", "fedavg": "FedAvg", "centralized": "centralized SGD"}
 
@@ -30,8 +30,8 @@ def canvas(columns: int, width: float, height: float, widths: tuple[float, ...] 
 
 def heat(ax: Any, values: Any, label: str) -> None:
     """A matrix of shares as an image, from white to blue, with a colour bar."""
-    picture = ax.imshow(values, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
-    ax.figure.colorbar(picture, ax=ax, label=label)
+    image = ax.imshow(values, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+    ax.figure.colorbar(image, ax=ax, label=label)
 
 
 def save(figure: Any, path: Path) -> None:

@@ -18,7 +18,7 @@ console = Console(stderr=True, highlight=False)
 LOG_EVERY = 10.0  # seconds between log lines where there is no terminal, at least,
 LOG_WITHIN = 300.0  # and at most, if anything was done
 
-Thing = TypeVar("Thing")
+Item = TypeVar("Item")
 Progress = Callable[[str, int, int], None]
 """Called with the stage, the number of rounds done, and the number of all rounds."""
 
@@ -41,9 +41,9 @@ class Display:
     def round(self, line: dict[str, Any]) -> None:
         pass
 
-    def track(self, things: Sequence[int], what: str, unit: str) -> Iterable[int]:
-        """The things one by one, showing how many are done: for work besides training."""
-        return things
+    def track(self, items: Sequence[int], what: str, unit: str) -> Iterable[int]:
+        """Yield the items and show how many are done: for work besides training."""
+        return items
 
     def __enter__(self) -> Self:
         return self
@@ -61,8 +61,8 @@ class Spoken(Display):
     def announce(self, text: str) -> None:
         print(text, flush=True)
 
-    def track(self, things: Sequence[int], what: str, unit: str) -> Iterable[int]:
-        return tracked(things, what, unit)
+    def track(self, items: Sequence[int], what: str, unit: str) -> Iterable[int]:
+        return tracked(items, what, unit)
 
 
 class Log(Spoken):
@@ -121,19 +121,19 @@ def say(text: str) -> None:
     console.print(text, markup=False, soft_wrap=True)
 
 
-def tracked(things: Collection[Thing], what: str, unit: str) -> Iterator[Thing]:
-    """The things one by one, showing how many are done."""
+def tracked(items: Collection[Item], what: str, unit: str) -> Iterator[Item]:
+    """Yield the items and show how many are done."""
     if console.is_terminal:
         columns = TextColumn(f"{what}: {{task.completed}} of {{task.total}} {unit}"), BarColumn(bar_width=24)
         with Bar(*columns, TimeRemainingColumn(compact=True), console=console, transient=True) as progress:
-            yield from progress.track(things)
+            yield from progress.track(items)
         return
-    said = time.monotonic()
-    for done, thing in enumerate(things):
-        if time.monotonic() - said >= LOG_EVERY:
-            said = time.monotonic()
-            say(f"{what}: {done} of {len(things)} {unit}")
-        yield thing
+    shown = time.monotonic()
+    for done, item in enumerate(items):
+        if time.monotonic() - shown >= LOG_EVERY:
+            shown = time.monotonic()
+            say(f"{what}: {done} of {len(items)} {unit}")
+        yield item
 
 
 @contextmanager
@@ -164,18 +164,18 @@ def stages() -> Iterator[Progress]:
 def stages_in_lines() -> Progress:
     """A line at the start of a stage, then one at each twentieth with the time left, within LOG_EVERY to LOG_WITHIN."""
     begun: dict[str, tuple[float, int]] = {}
-    said: dict[str, tuple[float, int]] = {}
+    latest: dict[str, tuple[float, int]] = {}
 
     def progress(stage: str, done: int, total: int) -> None:
         now = time.monotonic()
         if stage not in begun:
-            begun[stage] = said[stage] = now, done
+            begun[stage] = latest[stage] = now, done
             say(f"{stage}: {total - done} rounds to do")
             return
-        (last, before), (start, first) = said[stage], begun[stage]
+        (last, before), (start, first) = latest[stage], begun[stage]
         wait = LOG_EVERY if (done - before) * 20 >= total else LOG_WITHIN
         if now - last >= wait and done > before:
-            said[stage] = now, done
+            latest[stage] = now, done
             left = (now - start) / (done - first) * (total - done)
             say(f"{stage}: {done} of {total} rounds, {duration(left)} left")
 
@@ -198,6 +198,6 @@ def scores(line: dict[str, Any]) -> str:
     return "" if loss is None else "  ".join([f"loss {loss:.4f}", *metrics])
 
 
-def suited() -> Display:
+def default_display() -> Display:
     """The display for this terminal: live, or a log where there is none."""
     return Live() if console.is_terminal else Log()

@@ -88,7 +88,7 @@ def run_phase(
     """One download and upload: the next state, the devices whose updates were accepted, and the update that moved
     furthest. The executor writes what devices keep to `device_states`."""
     experiment, upload_spec = setup.experiment, phase.upload_spec(state)
-    bound = experiment.accept.most if setup.devices else math.inf
+    bound = experiment.accept.max_movement if setup.devices else math.inf
     lr, steps = learning_rate(experiment.local, received), usual_steps(experiment.local, cycle)
     norms = Norms(bound, state, received, upload_spec, lr, steps, setup.task.first_gradients)
     uploads = ledger.receive(setup.executor.train(cycle, received, number, device_states), cycle, upload_spec, number)

@@ -18,7 +18,7 @@ from fedcluster.models.tasks import Classification, Task
 
 SAMPLE = 2000  # rows of the pooled training data; all of them when there are fewer
 CHUNK = 250  # rows at a time, so that activations stay small,
-ROOM = 2**26  # and no more numbers of output than this
+MAX_OUTPUTS = 2**26  # and no more numbers of output than this
 ACCURACY = METRICS["accuracy"]
 
 Sums = dict[str, Tensor]
@@ -84,15 +84,15 @@ class Evaluator:
     def sums(self, shared: Any, x: Tensor, y: Tensor, metrics: Sequence[Metric]) -> Sums:
         """What `values` makes the loss and the metrics from. Threads share the chunks, whose sums are added in order.
         The compiled engine has the loss and the accuracy; other metrics are taken from the module's outputs."""
-        found: Sums = {}
+        sums: Sums = {}
         if self.flat_model.network is not None:
-            found = self.compiled(shared, x, y)
-        others = [metric for metric in metrics if metric.name != ACCURACY.name or metric.name not in found]
-        if others or not found:
+            sums = self.compiled(shared, x, y)
+        others = [metric for metric in metrics if metric.name != ACCURACY.name or metric.name not in sums]
+        if others or not sums:
             size = self.chunk()
             chunks = shared(partial(self.part, others), torch.split(x, size), torch.split(y, size))
-            found = add(chunks) | found
-        return found
+            sums = add(chunks) | sums
+        return sums
 
     def compiled(self, shared: Any, x: Tensor, y: Tensor) -> Sums:
         """Loss and accuracy by the compiled engine."""
@@ -109,7 +109,7 @@ class Evaluator:
         """Rows at a time."""
         assert self.dataset is not None
         shape = self.task.output_shape(self.dataset.spec) or ()
-        return max(1, min(CHUNK, ROOM // prod(shape)))
+        return max(1, min(CHUNK, MAX_OUTPUTS // prod(shape)))
 
     @torch.no_grad()
     def part(self, metrics: Sequence[Metric], rows: Tensor, targets: Tensor) -> Sums:
@@ -134,7 +134,7 @@ def add(parts: Iterable[Mapping[str, Tensor]]) -> Sums:
 
 def values(sums: Mapping[str, Tensor], metrics: Sequence[Metric]) -> dict[str, float]:
     """The mean loss, then every metric by name."""
-    found = {"loss": ratio(sums["loss"])}
+    scores = {"loss": ratio(sums["loss"])}
     for metric in metrics:
-        found |= metric.values(sums[metric.name])
-    return found
+        scores |= metric.values(sums[metric.name])
+    return scores

@@ -29,7 +29,7 @@ KEY = "accept.norm_bound"
 
 
 class Norms:
-    """The bounds of one exchange, and the norms of the updates that kept to them, by device and part."""
+    """The bounds of one phase, and the norms of the updates that kept to them, by device and part."""
 
     def __init__(
         self, bound: float, state: State, sent: Tensors, upload_spec: Tensors, lr: float, steps: int, c: float = 1.0
@@ -39,43 +39,43 @@ class Norms:
         self.before = {name: state.norms.get(name, ()) for name in upload_spec}
         length = math.sqrt(sum_of_squares(state.model)) if upload_spec else 0.0
         first = length + c * lr * steps * math.sqrt(state.model.numel())
-        self.most = {}
+        self.limits = {}
         for name, past in self.before.items():
             unit = 1.0 if name == "model" else lr
             known = past or name == "model" or name in GRADIENTS
-            self.most[name] = most(bound, past, length / unit, first / unit) if known else math.inf
+            self.limits[name] = norm_limit(bound, past, length / unit, first / unit) if known else math.inf
         self.kept: dict[int, dict[str, float]] = {}
 
     def fault(self, device: int, message: Tensors) -> str | None:
         """Why this message, whose names and shapes are right, is refused; if it is not, its norms are noted."""
-        found = {}
+        norms = {}
         for name, tensor in message.items():
             total = sum_of_squares(tensor, self.origin if name == "model" else None)
             if not math.isfinite(total):
                 return f"{name}: not finite"
-            found[name] = math.sqrt(total)
-            if found[name] > self.most[name]:
-                return f"{name}: {too_far(found[name], self.most[name], KEY)}"
-        self.kept[device] = found
+            norms[name] = math.sqrt(total)
+            if norms[name] > self.limits[name]:
+                return f"{name}: {too_far(norms[name], self.limits[name], KEY)}"
+        self.kept[device] = norms
         return None
 
     def after(self, kept: dict[int, dict[str, float]]) -> dict[str, tuple[float, ...]]:
         """The medians of recent cohorts, given the norms that all ranks have kept of this one."""
         if not kept:
             return self.before
-        return {name: remember(past, [found[name] for found in kept.values()]) for name, past in self.before.items()}
+        return {name: remember(past, [norms[name] for norms in kept.values()]) for name, past in self.before.items()}
 
     def furthest(self, kept: dict[int, dict[str, float]]) -> list[tuple[float, int]]:
-        """How many times the median the update that moved furthest moved, and whose it was, where there is one."""
+        """How many times the median the update that moved furthest moved, and its device, where there is one."""
         times = []
         for name, past in self.before.items():
-            usual = lower_median(past or [found[name] for found in kept.values()]) if kept else 0.0
-            times += [(found[name] / usual, device) for device, found in kept.items() if usual]
+            usual = lower_median(past or [norms[name] for norms in kept.values()]) if kept else 0.0
+            times += [(norms[name] / usual, device) for device, norms in kept.items() if usual]
         return [max(times)] if times else []
 
 
 def usual_steps(local: Local, cycle: Cycle) -> int:
-    """E for the first bound: the most of a range; with epochs that of the lower median device, as devices of a
+    """E for the first bound: the upper end of a range; with epochs that of the lower median device, as devices of a
     federation may claim any number of samples."""
     if local.epochs is None:
         return local.step_range[1]
@@ -83,7 +83,7 @@ def usual_steps(local: Local, cycle: Cycle) -> int:
     return steps_of(local, 0, cycle.round, 0, samples)
 
 
-def most(bound: float, before: Sequence[float], length: float, first: float) -> float:
+def norm_limit(bound: float, before: Sequence[float], length: float, first: float) -> float:
     """The largest norm that is accepted, given the medians of the cohorts before; `first` stands in for their median
     where there is none, or nobody moved. A norm of up to `length` is always accepted."""
     if math.isinf(bound):

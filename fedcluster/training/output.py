@@ -87,15 +87,15 @@ def versions() -> dict[str, str]:
 
 def fingerprints(setup: Setup) -> dict[str, str]:
     """Digests of what names stand for, which may change while the names do not."""
-    found = {
+    digests = {
         "data": setup.dataset.digest() if setup.dataset else "with the devices",
         "clusters": setup.clusters.digest(),
         "model": sha256(setup.start.model.cpu().numpy().tobytes()).hexdigest(),
     }
     if frozen := setup.flat_model.frozen_digest():
-        found["frozen weights"] = frozen
+        digests["frozen weights"] = frozen
     if setup.fleet.known.columns():
-        found["fleet"] = setup.fleet.known.digest()
+        digests["fleet"] = setup.fleet.known.digest()
     experiment = setup.experiment
     given = {
         "model code": experiment.model.name,
@@ -106,8 +106,8 @@ def fingerprints(setup: Setup) -> dict[str, str]:
         **{f"transform {number}": given for number, given in enumerate(experiment.transforms)},
         **{f"metric {number}": given for number, given in enumerate(experiment.metrics or ())},
     }
-    given = {what: thing for what, thing in given.items() if thing is not None and code.is_own(thing)}
-    return found | {what: code.digest(thing) for what, thing in given.items()}
+    given = {what: value for what, value in given.items() if value is not None and code.is_own(value)}
+    return digests | {what: code.digest(value) for what, value in given.items()}
 
 
 def finish(folder: Folder, setup: Setup, state: State, history: list[Line]) -> None:

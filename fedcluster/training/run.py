@@ -16,7 +16,7 @@ from fedcluster.models.precision import PRECISIONS, emulated
 from fedcluster.processes import leave_if_importing
 from fedcluster.runs.directory import Folder
 from fedcluster.runs.metrics import Line
-from fedcluster.runs.progress import Display, suited
+from fedcluster.runs.progress import Display, default_display
 from fedcluster.training.best_model import keep_best
 from fedcluster.training.callbacks import Callback, CallbackList, Progress, stop_rule
 from fedcluster.training.checkpoints import Checkpoints
@@ -71,7 +71,7 @@ def run(
     check_options(workers, cohorts, device, precision)
     keep_memory()
     main_rank = is_main_rank()
-    display = (display or suited()) if main_rank else Display()
+    display = (display or default_display()) if main_rank else Display()
     folder = Folder(Path(out), experiment, resume or restart_count() > 0) if out is not None and main_rank else None
     with closing(folder) if folder else nullcontext(), repeatable(), display, process_group(device):
         if precision == "bf16" and (why := emulated(torch.device(device))):

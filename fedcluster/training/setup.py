@@ -18,9 +18,10 @@ from fedcluster.data.targets import PLURALS
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Experiment, Local
 from fedcluster.fleet import clock as clocks
-from fedcluster.fleet import fleet
-from fedcluster.fleet.clustering import clusters
+from fedcluster.fleet import fleet as fleets
 from fedcluster.fleet.clustering import registry as clusterings
+from fedcluster.fleet.clustering.clusters import Clusters
+from fedcluster.fleet.clustering.clusters import build as cluster_fleet
 from fedcluster.fleet.schedule import Cycle, Schedule, mean_steps
 from fedcluster.inputs import check_size, located
 from fedcluster.models import tasks, zoo
@@ -39,19 +40,19 @@ from fedcluster.training.executors.processes import Workers, sendable
 from fedcluster.training.executors.stacked import Stacked, faster, stackable
 from fedcluster.training.survey import gradient_sketches
 
-MANY = 20_000  # devices, whose clusters take more than a moment to find
+SLOW_SEARCH = 20_000  # devices: clusters of so many take more than a moment to find
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """Everything that stands before the first cycle."""
+    """Everything that a run has before its first cycle."""
 
     experiment: Experiment
     dataset: Dataset | None  # None where only the devices of a federation have data
     spec: DataSpec
-    fleet: fleet.Fleet
+    fleet: fleets.Fleet
     partition: Partition | None  # None where the samples are on the devices of a federation
-    clusters: clusters.Clusters
+    clusters: Clusters
     schedule: Schedule
     rates: Rates
     task: Task
@@ -76,21 +77,21 @@ def prepare(
     precision: str = "float32",
     track: Track = untracked,
 ) -> Setup:
-    """Experiment -> dataset -> fleet -> clusters -> schedule, and the learner with its start W_0."""
+    """Experiment -> dataset -> fleet -> clusters -> schedule, and the model at its start W_0."""
     seed, options = experiment.seed, experiment.clusters
     dataset, task = open_data(experiment, say)
-    everyone, partition = fleet.build(experiment.fleet, dataset, seed, experiment.accept.cap(claimed=False))
+    fleet, partition = fleets.build(experiment.fleet, dataset, seed, experiment.accept.cap(claimed=False))
     dataset = partition.dataset or dataset
     if partition.repeats:
         say(f"{dataset.name}: a class is smaller than a device's share of it, so devices hold samples more than once")
-    groups = build_clusters(experiment, dataset, everyone, partition, say, track)
-    if groups.left_out():
-        say(f"{groups.left_out():,} of {len(everyone):,} devices are in no cluster, so they take no part")
+    clusters = build_clusters(experiment, dataset, fleet, partition, say, track)
+    if clusters.left_out():
+        say(f"{clusters.left_out():,} of {len(fleet):,} devices are in no cluster, so they take no part")
     schedule = Schedule(
-        options, everyone, groups, seed, 1.0 if experiment.clock is None else experiment.clock.over_select
+        options, fleet, clusters, seed, 1.0 if experiment.clock is None else experiment.clock.over_select
     )
     central = experiment.method == "centralized"
-    local = pooled_budget(experiment, everyone, schedule, say) if central else experiment.local
+    local = pooled_budget(experiment, fleet, schedule, say) if central else experiment.local
     trainer = build_trainer(experiment, dataset.spec, device, local, precision)
     flat_model = trainer.flat_model
     check_output(flat_model, dataset, task)
@@ -99,7 +100,7 @@ def prepare(
     sample, held_out = partition.pooled(SAMPLE, seed), partition.held_out
     if central:
         partition = pool(partition, dataset, seed)
-        schedule = Schedule(options, fleet.Fleet(partition.sizes), clusters.Clusters(np.zeros(1, np.int32), 1), seed)
+        schedule = Schedule(options, fleets.Fleet(partition.sizes), Clusters(np.zeros(1, np.int32), 1), seed)
     setup = assemble(
         experiment,
         trainer,
@@ -111,7 +112,7 @@ def prepare(
         sample,
     )
     if held_out is not None:
-        by_device = DeviceEvaluator(setup.evaluate, held_out, groups, experiment.eval, seed)
+        by_device = DeviceEvaluator(setup.evaluate, held_out, clusters, experiment.eval, seed)
         setup = replace(setup, evaluate_devices=by_device)
     if central:
         return replace(setup, devices=0)  # the data are in one place: nothing travels
@@ -119,7 +120,7 @@ def prepare(
         return setup
     clocks.check(experiment.clock, schedule)
     down, up = (sum(map(size, messages)) for messages in algorithms.messages(setup.algorithm, setup.start))
-    return replace(setup, clock=clocks.Clock(experiment.clock, everyone, local, seed, down, up))
+    return replace(setup, clock=clocks.Clock(experiment.clock, fleet, local, seed, down, up))
 
 
 def assemble(
@@ -161,8 +162,8 @@ def assemble(
 
 
 def open_data(experiment: Experiment, say: Say) -> tuple[Dataset, Task]:
-    """The data, with targets as the task takes them. What the data decide is said: the task, the partition and the
-    model, where the experiment leaves them open or they need what the data do not have."""
+    """The data, with targets as the task takes them. Messages name what the data decide: the task, the partition and
+    the model, where the experiment leaves them open or they need what the data do not have."""
     dataset = sources.open_dataset(experiment.data, say, tasks.target_of(experiment))
     task = tasks.build(experiment, dataset.target)
     dataset = with_targets(dataset, task)
@@ -235,20 +236,20 @@ def build_trainer(
 
 
 def build_clusters(
-    experiment: Experiment, dataset: Dataset, everyone: fleet.Fleet, partition: Partition, say: Say, track: Track
-) -> clusters.Clusters:
+    experiment: Experiment, dataset: Dataset, fleet: fleets.Fleet, partition: Partition, say: Say, track: Track
+) -> Clusters:
     """The clusters. A clustering that needs gradients gets sketches of those of the task's loss at W_0; under torchrun
     these are rank 0's."""
     options, seed, sketches = experiment.clusters, experiment.seed, None
-    if clusterings.find(options).slow and len(everyone) >= MANY:
-        say(f"looking for {options.method} clusters of {len(everyone):,} devices")
+    if clusterings.find(options).slow and len(fleet) >= SLOW_SEARCH:
+        say(f"looking for {options.method} clusters of {len(fleet):,} devices")
     if clusterings.needs(options) == "gradients":
         flat_model = build_model(experiment, dataset)
         sketches = gradient_sketches(
             [flat_model], flat_model.w.clone(), dataset, partition, experiment.local, seed, track
         )
         sketches = broadcast_array(sketches)
-    return clusters.build(options, everyone, seed, sketches)
+    return cluster_fleet(options, fleet, seed, sketches)
 
 
 def unequal_clusters(setup: Setup) -> str | None:
@@ -260,9 +261,9 @@ def unequal_clusters(setup: Setup) -> str | None:
 
 
 def executor_of(experiment: Experiment, dataset: Dataset, precision: str = "float32") -> InProcess:
-    """What a worker process needs, built from the experiment: the same for everyone who builds it. The data set is
+    """What a worker process needs, built from the experiment: every process builds the same one. The data set is
     the one that is trained on, after the partition has changed its features, if it does."""
-    _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)
+    _, partition = fleets.build(experiment.fleet, dataset, experiment.seed)
     trainer = build_trainer(experiment, dataset.spec, precision=precision)
     return InProcess(trainer, dataset, partition)
 
@@ -347,29 +348,29 @@ def check_output(flat_model: FlatModel, dataset: Dataset, task: Task) -> None:
         raise BadExperiment(
             f"model.name: the model does not take samples {list(dataset.shape)} ({first_line(error)})"
         ) from None
-    expected, found = task.output_shape(dataset.spec), list(output_tensor(returned).shape)
-    if expected is not None and not fits(found, [len(x), *expected], dataset):
+    expected, actual = task.output_shape(dataset.spec), list(output_tensor(returned).shape)
+    if expected is not None and not fits(actual, [len(x), *expected], dataset):
         raise BadExperiment(
-            f"model.name: the model gives outputs {found[1:]} for a sample, but the data have {dataset.outputs} "
+            f"model.name: the model gives outputs {actual[1:]} for a sample, but the data have {dataset.outputs} "
             f"{OUTPUTS[dataset.target]}, which take {list(expected)}"
         )
     try:
         with torch.no_grad():
             loss = task.mean_loss(flat_model.module, x, y)
     except Exception as error:  # as may a loss
-        raise BadExperiment(f"task: the loss fails on outputs {found} ({first_line(error)})") from None
+        raise BadExperiment(f"task: the loss fails on outputs {actual} ({first_line(error)})") from None
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise BadExperiment(f"task: the loss must be one number, the mean over a batch, but is {describe_value(loss)}")
 
 
-def fits(found: list[int], expected: list[int], dataset: Dataset) -> bool:
+def fits(actual: list[int], expected: list[int], dataset: Dataset) -> bool:
     """Whether outputs have the shape that the targets need. One number may come without an axis of its own, and a model
     may know more tokens than the data have."""
-    if dataset.target == "number" and dataset.y_train.ndim == 1 and found == expected[:1]:
+    if dataset.target == "number" and dataset.y_train.ndim == 1 and actual == expected[:1]:
         return True
-    if dataset.target == "token" and found[:-1] == expected[:-1]:
-        return found[-1] >= expected[-1]
-    return found == expected
+    if dataset.target == "token" and actual[:-1] == expected[:-1]:
+        return actual[-1] >= expected[-1]
+    return actual == expected
 
 
 OUTPUTS = {"class": "classes", "number": "numbers a sample", "multilabel": "labels", "token": "tokens"}
@@ -383,12 +384,12 @@ def describe_value(value: object) -> str:
     return f"of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
-def pooled_budget(experiment: Experiment, everyone: fleet.Fleet, schedule: Schedule, say: Say) -> Local:
+def pooled_budget(experiment: Experiment, fleet: fleets.Fleet, schedule: Schedule, say: Say) -> Local:
     """Centralized SGD spends in a round the samples that the fleet's cohorts spend: the paper's 1000 x 60. A sentence
     says so where whole steps cannot."""
     options, local = experiment.centralized, experiment.local
-    spent = samples_a_round(schedule, everyone, local)
-    one_step = int(everyone.sizes.sum()) if options.batch == "full" else options.batch
+    spent = samples_a_round(schedule, fleet, local)
+    one_step = int(fleet.sizes.sum()) if options.batch == "full" else options.batch
     steps = options.steps or max(1, round(spent / one_step))
     if options.steps is None and steps * one_step != spent:
         average = "" if isinstance(local.steps, int) and local.batch != "full" else " on average"
@@ -399,13 +400,13 @@ def pooled_budget(experiment: Experiment, everyone: fleet.Fleet, schedule: Sched
     return local.model_copy(update={"steps": steps, "epochs": None, "batch": options.batch})
 
 
-def samples_a_round(schedule: Schedule, everyone: fleet.Fleet, local: Local) -> float:
+def samples_a_round(schedule: Schedule, fleet: fleets.Fleet, local: Local) -> float:
     """Samples that the cohorts of a round use in their local steps, on average over the draws of cohorts and steps."""
     if local.epochs is None and local.batch != "full":
-        return schedule.cohort_size() * mean_steps(local, everyone.sizes) * local.batch
+        return schedule.cohort_size() * mean_steps(local, fleet.sizes) * local.batch
     members = schedule.clusters.members_in(0, schedule.seed)
-    sizes = [cycle.wanted * everyone.sizes[members[cycle.cluster]].mean() for cycle in schedule.round(0)]
-    return float(sum(sizes)) * (local.epochs or mean_steps(local, everyone.sizes))
+    sizes = [cycle.wanted * fleet.sizes[members[cycle.cluster]].mean() for cycle in schedule.round(0)]
+    return float(sum(sizes)) * (local.epochs or mean_steps(local, fleet.sizes))
 
 
 def pool(partition: Partition, dataset: Dataset, seed: int) -> Partition:

@@ -24,9 +24,9 @@ from fedcluster.rng import stream
 from fedcluster.training.sketches import Sketch
 from fedcluster.training.threads import in_order
 
-LEAST_ROWS, ROWS = 32, 10_000  # samples whose own gradients are taken: of each device, and about so many in all
-ROOM = 64 * 2**20  # bytes of per-sample gradients at a time
-CLUSTER_ROOM = 2**30  # bytes for the clusters' own gradients, which make H_cluster exact
+MIN_ROWS, ROWS = 32, 10_000  # samples that give per-sample gradients: of each device, and about so many in all
+MAX_BYTES = 64 * 2**20  # bytes of per-sample gradients at a time
+MAX_CLUSTER_BYTES = 2**30  # bytes for the clusters' own gradients, which make H_cluster exact
 
 PerSample = Callable[[Tensor, Tensor], dict[str, Tensor]]
 """The gradients of single samples (x, y) as rows, by the names of what is trained."""
@@ -34,14 +34,14 @@ PerSample = Callable[[Tensor, Tensor], dict[str, Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What a pass found, a row for each of `devices`: all of them, or in large fleets a sample. `between` is H_cluster
-    without sketching, where all devices were visited and the clusters' gradients had room."""
+    """The measurements of one pass, a row for each of `devices`: all of them, or in large fleets a sample. `between` is
+    H_cluster without sketching, where all devices were visited and the clusters' gradients fitted into memory."""
 
     devices: Ints
     losses: Floats  # f_k(w)
     norms: Floats  # ||grad f_k(w)||^2
     variances: Floats  # s_k^2, of one batch of the experiment
-    errors: Floats  # their standard errors: 0 where all of a device's samples were looked at
+    errors: Floats  # their standard errors: 0 where all of a device's samples were measured
     sketches: Floats
     copies: int  # independent sketches side by side in a row
     gradient: float  # ||grad f(w)||^2, of the devices visited
@@ -61,27 +61,27 @@ def survey(
     clusters: Clusters | None = None,
     what: str = "gradients of the devices",
 ) -> Survey:
-    """Look at these devices once, with a thread for every learner. With `clusters`, and if they are all devices, also
-    at the gradient of each cluster, exactly."""
+    """Measure these devices, with a thread for each flat model. With `clusters`, and if they are all devices, the
+    gradient of each cluster is measured, too, exactly."""
     n, size, sketch = len(devices), flat_models[0].size, Sketch(flat_models[0].size, seed)
     weights = fleet.weights[devices] / fleet.weights[devices].sum()
     losses, norms, variances, errors = (np.zeros(n) for _ in range(4))
     sketches = np.zeros((n, sketch.length), np.float32)
     total = torch.zeros(size, dtype=torch.float64)
-    exact = clusters is not None and n == len(fleet) and clusters.count * size * 4 <= CLUSTER_ROOM
+    exact = clusters is not None and n == len(fleet) and clusters.count * size * 4 <= MAX_CLUSTER_BYTES
     sums = torch.zeros(clusters.count if clusters and exact else 0, size)
-    most = max(LEAST_ROWS, ROWS // n)
+    limit = max(MIN_ROWS, ROWS // n)
 
-    def look(tool: tuple[FlatModel, PerSample], i: int) -> Tensor:
+    def measure(model: tuple[FlatModel, PerSample], i: int) -> Tensor:
         """Everything of one device but sums over several; the gradient that they need."""
-        flat_model, single = tool
+        flat_model, single = model
         k = int(devices[i])
         batches = Batches(dataset, partition.sample_indices(k), local, seed, (0, 0, k))
         losses[i], gradient = loss_and_gradient(flat_model, w, batches)
         norms[i] = float(gradient.double().square().sum())
         sketches[i] = sketch(gradient).numpy()
         if local.batch != "full":
-            rows = sample_rows(batches.rows, most, seed, "variance", k)
+            rows = sample_rows(batches.rows, limit, seed, "variance", k)
             apart = square_deviations(single, batches, rows, flat_model.named(gradient, partial=True))
             apart *= batch_variance(local, len(batches.rows))
             variances[i] = apart.mean()
@@ -89,8 +89,8 @@ def survey(
                 errors[i] = apart.std(ddof=1) * np.sqrt((1 - len(rows) / len(batches.rows)) / len(rows))
         return gradient.cpu()
 
-    tools = [(flat_model, single_gradients(flat_model, w, dataset)) for flat_model in flat_models]
-    for i, gradient in enumerate(in_order(look, track(range(n), what, "devices"), tools)):
+    models = [(flat_model, single_gradients(flat_model, w, dataset)) for flat_model in flat_models]
+    for i, gradient in enumerate(in_order(measure, track(range(n), what, "devices"), models)):
         total.add_(gradient, alpha=float(weights[i]))
         if clusters is not None and exact:
             sums[clusters.assignment[devices[i]]].add_(gradient, alpha=float(weights[i]))
@@ -121,13 +121,13 @@ def loss_and_gradient(flat_model: FlatModel, w: Tensor, batches: Batches) -> tup
 def square_deviations(single: PerSample, batches: Batches, rows: Ints, mean: dict[str, Tensor]) -> Floats:
     """||grad f(w; sample) - grad f_k(w)||^2 of these rows, some at a time."""
     size, device = sum(tensor.numel() for tensor in mean.values()), next(iter(mean.values())).device
-    found, several = np.zeros(len(rows)), max(1, ROOM // (4 * size))
+    deviations, several = np.zeros(len(rows)), max(1, MAX_BYTES // (4 * size))
     for start in range(0, len(rows), several):
         x, y = batches.gather(rows[start : start + several])
         for name, gradients in single(x.to(device), y.to(device)).items():
             apart = torch.linalg.vector_norm(gradients.sub_(mean[name]).flatten(1), dim=1)
-            found[start : start + several] += apart.double().square().cpu().numpy()
-    return found
+            deviations[start : start + several] += apart.double().square().cpu().numpy()
+    return deviations
 
 
 def batch_variance(local: Local, n: int) -> float:
@@ -140,11 +140,11 @@ def batch_variance(local: Local, n: int) -> float:
     return (n - b) / (b * (n - 1)) if n > 1 else 0.0
 
 
-def sample_rows(rows: Ints, most: int, seed: int, role: str, device: int) -> Ints:
+def sample_rows(rows: Ints, limit: int, seed: int, role: str, device: int) -> Ints:
     """All of a device's rows, or so many of them drawn without replacement."""
-    if len(rows) <= most:
+    if len(rows) <= limit:
         return rows
-    return rows[stream(seed, role, device=device).choice(len(rows), most, replace=False, shuffle=False)]
+    return rows[stream(seed, role, device=device).choice(len(rows), limit, replace=False, shuffle=False)]
 
 
 def single_gradients(flat_model: FlatModel, w: Tensor, dataset: Dataset) -> PerSample:
@@ -154,11 +154,11 @@ def single_gradients(flat_model: FlatModel, w: Tensor, dataset: Dataset) -> PerS
     one = torch.func.grad(lambda weights, x, y: loss.at(weights | fixed, x[None], y[None]))
     several = torch.func.vmap(one, in_dims=(None, 0, 0))
 
-    def at_once(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def vectorized(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         gradients: dict[str, Tensor] = several(trained, x, y)
         return gradients
 
-    def in_turn(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def one_by_one(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         rows = []
         for i in range(len(y)):
             flat_model.compute_gradient(x[i : i + 1], y[i : i + 1])
@@ -169,10 +169,10 @@ def single_gradients(flat_model: FlatModel, w: Tensor, dataset: Dataset) -> PerS
     flat_model.load(w)
     flat_model.module.eval()
     try:
-        at_once(dataset.inputs(dataset.x_train[:2]).to(w.device), dataset.y_train[:2].to(w.device))
+        vectorized(dataset.inputs(dataset.x_train[:2]).to(w.device), dataset.y_train[:2].to(w.device))
     except Exception:  # a module may do anything
-        return in_turn
-    return at_once
+        return one_by_one
+    return vectorized
 
 
 def gradient_sketches(
@@ -187,14 +187,14 @@ def gradient_sketches(
     """Only the sketches: what clusters are made from with clusters.features = "gradients"."""
     sketch = Sketch(flat_models[0].size, seed)
 
-    def look(flat_model: FlatModel, k: int) -> Tensor:
+    def measure(flat_model: FlatModel, k: int) -> Tensor:
         _, gradient = loss_and_gradient(
             flat_model, w, Batches(dataset, partition.sample_indices(k), local, seed, (0, 0, k))
         )
         return sketch(gradient)
 
     sketches = np.zeros((len(partition), sketch.length), np.float32)
-    watched = track(range(len(partition)), "gradients of the devices", "devices")
-    for k, row in enumerate(in_order(look, watched, flat_models)):
+    tracked = track(range(len(partition)), "gradients of the devices", "devices")
+    for k, row in enumerate(in_order(measure, tracked, flat_models)):
         sketches[k] = row.numpy()
     return sketches

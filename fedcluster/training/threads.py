@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import torch
 
-Tool = TypeVar("Tool")
-Found = TypeVar("Found")
+Resource = TypeVar("Resource")
+Result = TypeVar("Result")
 
 AHEAD = 2  # results that may wait for each thread: a device's gradient can be large
 ONE_AT_A_TIME = RLock()
@@ -36,31 +36,35 @@ def repeatable() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def in_order(look: Callable[[Tool, int], Found], things: Iterable[int], tools: list[Tool]) -> Iterator[Found]:
-    """look(tool, thing) of all things, in their order, by as many threads as there are tools."""
-    if len(tools) == 1:
-        yield from (look(tools[0], thing) for thing in things)
+def in_order(
+    function: Callable[[Resource, int], Result], items: Iterable[int], resources: list[Resource]
+) -> Iterator[Result]:
+    """function(resource, item) of all items, in their order. Each resource, such as a model, is used by one thread."""
+    if len(resources) == 1:
+        yield from (function(resources[0], item) for item in items)
         return
-    free: SimpleQueue[Tool] = SimpleQueue()
-    for tool in tools:
-        free.put(tool)
+    free: SimpleQueue[Resource] = SimpleQueue()
+    for resource in resources:
+        free.put(resource)
 
-    def one(thing: int) -> Found:
-        tool = free.get()
+    def call(item: int) -> Result:
+        resource = free.get()
         try:
-            return look(tool, thing)
+            return function(resource, item)
         finally:
-            free.put(tool)
+            free.put(resource)
 
-    rest = iter(things)
-    with ThreadPoolExecutor(len(tools)) as pool:
-        waiting: deque[Future[Found]] = deque(pool.submit(one, thing) for thing in islice(rest, AHEAD * len(tools)))
+    remaining = iter(items)
+    with ThreadPoolExecutor(len(resources)) as pool:
+        waiting: deque[Future[Result]] = deque(
+            pool.submit(call, item) for item in islice(remaining, AHEAD * len(resources))
+        )
         try:
             while waiting:
-                found = waiting.popleft().result()
-                for thing in islice(rest, 1):
-                    waiting.append(pool.submit(one, thing))
-                yield found
+                result = waiting.popleft().result()
+                for item in islice(remaining, 1):
+                    waiting.append(pool.submit(call, item))
+                yield result
         finally:
             for future in waiting:
                 future.cancel()

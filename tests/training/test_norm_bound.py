@@ -77,14 +77,14 @@ def bounds(model: Tensors, past: dict[str, tuple[float, ...]], bound: float = 10
 def test_the_bound_is_ten_times_the_median_and_never_below_the_length_of_the_model() -> None:
     model = {"model": torch.tensor([3.0, 4.0]), "gradient": torch.zeros(2)}
     first = 5 + 0.5 * 4 * math.sqrt(2)  # ||W|| + lr E sqrt(n)
-    assert bounds(model, {}).most == pytest.approx({"model": 10 * first, "gradient": 10 * first / 0.5})
+    assert bounds(model, {}).limits == pytest.approx({"model": 10 * first, "gradient": 10 * first / 0.5})
     past = {"model": (1.0, 2.0, 900.0), "gradient": (0.1, 0.2)}
-    assert bounds(model, past).most == {"model": 20.0, "gradient": 10.0}
-    assert bounds(model, {"model": (0.0, 0.01)}).most["model"] == pytest.approx(10 * first)  # nobody has moved
-    assert bounds(model, {"model": (0.01,)}).most["model"] == 5.0
-    assert bounds(model, past, math.inf).most == {"model": math.inf, "gradient": math.inf}
+    assert bounds(model, past).limits == {"model": 20.0, "gradient": 10.0}
+    assert bounds(model, {"model": (0.0, 0.01)}).limits["model"] == pytest.approx(10 * first)  # nobody has moved
+    assert bounds(model, {"model": (0.01,)}).limits["model"] == 5.0
+    assert bounds(model, past, math.inf).limits == {"model": math.inf, "gradient": math.inf}
     own = {"model": torch.ones(2), "of one's own": torch.ones(1)}
-    assert bounds(own, {}).most["of one's own"] == math.inf  # its scale is not known yet
+    assert bounds(own, {}).limits["of one's own"] == math.inf  # its scale is not known yet
 
     found = bounds(model, past)
     far = model["model"] + torch.tensor([30.0, 0.0])

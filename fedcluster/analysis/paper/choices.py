@@ -50,7 +50,7 @@ UNSAID = """# What the paper leaves unsaid
 - Rounds: {rounds}.
 - Seeds: {seeds}. Fleet and start follow them; all curves of a panel have the same.
 - {rate}
-- Preprocessing: pictures are standardised by channel; the small AlexNet crops their middle 28 x 28; nothing is
+- Preprocessing: images are standardised by channel; the small AlexNet crops their middle 28 x 28; nothing is
   augmented.
 - Batches: drawn from a device's samples with replacement. Optimizer state resets every cycle.
 - The order of clusters: drawn anew in every round, as in the paper's analysis.

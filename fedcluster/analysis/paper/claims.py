@@ -172,18 +172,18 @@ def every_panel(histories: Histories, figure: str, data: str, where: str) -> lis
 
 
 def numbers_of_clusters(histories: Histories) -> list[Verdict]:
-    found = []
+    verdicts = []
     if panels_of(histories, "fig5", "cifar10"):
         each = more_clusters(histories, "cifar10")
-        found += [*each, all_of("fig5", "CIFAR-10: larger M is faster", each)]
+        verdicts += [*each, all_of("fig5", "CIFAR-10: larger M is faster", each)]
     if panels_of(histories, "fig5", "mnist"):
         five = mean_faster(histories, "mnist", FIVE, AVG)
-        found.append(comparable("fig5", "MNIST: 5 clusters are comparable to FedAvg", five))
-        found += [
+        verdicts.append(comparable("fig5", "MNIST: 5 clusters are comparable to FedAvg", five))
+        verdicts += [
             larger("fig5", f"MNIST: {M} clusters are faster than FedAvg", mean_faster(histories, "mnist", ours, AVG))
             for M, ours in ((10, TEN), (20, TWENTY))
         ]
-    return found
+    return verdicts
 
 
 def mean_faster(histories: Histories, data: str, ours: str, theirs: str) -> list[float]:
@@ -199,7 +199,7 @@ def more_clusters(histories: Histories, data: str) -> list[Verdict]:
 
 
 def clusters_heterogeneity(histories: Histories) -> list[Verdict]:
-    found = []
+    verdicts = []
     for data, name in NAMES.items():
         for panel in panels_of(histories, "fig6", data):
             low, middle, high = (f"FedCluster, ρ_cluster = {share}" for share in (0.1, 0.5, 0.9))
@@ -211,13 +211,16 @@ def clusters_heterogeneity(histories: Histories) -> list[Verdict]:
                     "fig6", f"{name}: ρ_cluster 0.5 is faster than 0.9", faster(histories, data, panel, middle, high)
                 ),
             ]
-            found += [*steps, all_of("fig6", f"{name}: smaller ρ_cluster is faster", steps)]
+            verdicts += [*steps, all_of("fig6", f"{name}: smaller ρ_cluster is faster", steps)]
             against = [
                 larger("fig6", f"{name}: {ours} is faster than FedAvg", faster(histories, data, panel, ours, AVG))
                 for ours in (low, middle, high)
             ]
-            found += [*against, all_of("fig6", f"{name}: FedCluster is faster than FedAvg at every ρ_cluster", against)]
-    return found
+            verdicts += [
+                *against,
+                all_of("fig6", f"{name}: FedCluster is faster than FedAvg at every ρ_cluster", against),
+            ]
+    return verdicts
 
 
 def complexity(histories: Histories, claim: str, measure: Measure = advantage) -> list[Verdict]:
@@ -233,7 +236,7 @@ def complexity(histories: Histories, claim: str, measure: Measure = advantage) -
 def questions(histories: Histories) -> list[Verdict]:
     """Questions beyond the paper's claims: what do clusters add to small cohorts, does the advantage grow with
     heterogeneity, as the theory predicts, does it last, and does it depend on the measure?"""
-    found = []
+    verdicts = []
     for figure, data in (("fig2", "cifar10"), ("fig3", "mnist")):
         panels, name = panels_of(histories, figure, data), NAMES[data]
         if panels:
@@ -242,7 +245,7 @@ def questions(histories: Histories) -> list[Verdict]:
             little, *_, much = (faster(histories, data, panel, CLUSTER, AVG) for panel in panels)
             more = [b - a for a, b in zip(little, much, strict=True)]
             errors, last = (each_panel(histories, figure, data, measure) for measure in (fewer_errors, last_advantage))
-            found += [
+            verdicts += [
                 larger(figure, f"{name}: small cohorts without clusters beat FedAvg", cohorts),
                 larger(figure, f"{name}: clusters beat small cohorts without them", both),
                 larger(figure, f"{name}: the advantage is larger at ρ_device = 0.9 than at 0.1", more),
@@ -252,11 +255,11 @@ def questions(histories: Histories) -> list[Verdict]:
     for data, name in NAMES.items():
         if last := each_panel(histories, "fig4", data, last_advantage):
             claim = f"{name}, after the last round: FedCluster is ahead with every local optimizer"
-            found.append(all_of("fig4", claim, last))
+            verdicts.append(all_of("fig4", claim, last))
     if panels_of(histories, "fig5", "cifar10"):
         five = mean_faster(histories, "cifar10", FIVE, AVG)
-        found.append(larger("fig5", "CIFAR-10: 5 clusters are faster than FedAvg", five))
+        verdicts.append(larger("fig5", "CIFAR-10: 5 clusters are faster than FedAvg", five))
     if panels_of(histories, "fig5", "mnist"):
-        found += more_clusters(histories, "mnist")
-    found += complexity(histories, "rounds to the same loss: FedCluster saves more on CIFAR-10", rounds_saved)
-    return [replace(one, verdict=ANSWERS[one.verdict]) for one in found]
+        verdicts += more_clusters(histories, "mnist")
+    verdicts += complexity(histories, "rounds to the same loss: FedCluster saves more on CIFAR-10", rounds_saved)
+    return [replace(one, verdict=ANSWERS[one.verdict]) for one in verdicts]

@@ -76,10 +76,10 @@ def draw_panel(ax: Any, panel: Panel, runs: dict[tuple[Panel, Curve], list[list[
         lines = runs[panel, curve]
         places = np.array([X[x][1](line) for line in lines[0]], np.float64)
         values = np.array([[line[quantity] for line in one] for one in lines]) * scale
-        look = style(curve)
-        ax.plot(places, values.mean(axis=0), label=curve.label, lw=1.6, **look)
+        line = style(curve)
+        ax.plot(places, values.mean(axis=0), label=curve.label, lw=1.6, **line)
         if len(lines) > 1:
-            ax.fill_between(places, values.min(axis=0), values.max(axis=0), color=look["color"], alpha=0.18, lw=0)
+            ax.fill_between(places, values.min(axis=0), values.max(axis=0), color=line["color"], alpha=0.18, lw=0)
     if quantity == "train_loss":
         log_scale(ax)
     ax.xaxis.get_major_locator().set_params(integer=x == "rounds")

@@ -85,8 +85,8 @@ def reproduce(
             say(f"{figure} is plotted from {data[figure]}")
         runs = table.curves(data[figure], found, seeds)
         verdicts = write_verdicts(out, settings)
-        picture = out / (f"{figure}.png" if x == "rounds" else f"{figure}-{x}.png")
-        plots.draw(found, runs, x, f"{TITLES[figure]}: {settings}", picture)
+        path = out / (f"{figure}.png" if x == "rounds" else f"{figure}-{x}.png")
+        plots.draw(found, runs, x, f"{TITLES[figure]}: {settings}", path)
     return verdicts
 
 

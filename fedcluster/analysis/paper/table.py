@@ -39,7 +39,7 @@ def to_csv(panels: list[Panel], runs: Runs, lr: Callable[[Panel, Curve], float])
 
 def read(path: Path) -> Histories:
     """The curves of a figure in the form of the claims."""
-    found: dict[tuple[str, str, str], dict[int, list[Line]]] = {}
+    histories: dict[tuple[str, str, str], dict[int, list[Line]]] = {}
     try:
         with path.open(newline="") as file:
             for row in csv.DictReader(file, strict=True):
@@ -47,21 +47,21 @@ def read(path: Path) -> Histories:
                 line = {name: int(row[name]) for name in COUNTS} | {name: float(row[name]) for name in SCORES}
                 if not all(map(math.isfinite, line.values())):
                     raise ValueError("a number is not finite")
-                found.setdefault(key, {}).setdefault(int(row["seed"]), []).append(line)
-        lengths = {len(lines) for seeds in found.values() for lines in seeds.values()}
-        if len(lengths) != 1 or len({tuple(seeds) for seeds in found.values()}) != 1:
+                histories.setdefault(key, {}).setdefault(int(row["seed"]), []).append(line)
+        lengths = {len(lines) for seeds in histories.values() for lines in seeds.values()}
+        if len(lengths) != 1 or len({tuple(seeds) for seeds in histories.values()}) != 1:
             raise ValueError("curves are incomplete")
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise BadData(f"{path} is damaged ({error}): delete it, and reproduce {path.stem} again") from None
-    return {key: list(seeds.values()) for key, seeds in found.items()}
+    return {key: list(seeds.values()) for key, seeds in histories.items()}
 
 
 def curves(path: Path, panels: list[Panel], seeds: int) -> Runs:
     """The curves of these panels in the form of the plots."""
-    found = read(path)
+    histories = read(path)
     names = {
         (panel.data, f"{panel.figure} {panel.title}", c.label): (panel, c) for panel in panels for c in panel.curves
     }
-    if found.keys() != names.keys() or any(len(runs) != seeds for runs in found.values()):
+    if histories.keys() != names.keys() or any(len(runs) != seeds for runs in histories.values()):
         raise BadData(f"{path} has other curves or seeds: delete it, and reproduce {path.stem} again")
-    return {names[key]: runs for key, runs in found.items()}
+    return {names[key]: runs for key, runs in histories.items()}

@@ -241,16 +241,16 @@ def all_gather_text(text: str) -> list[str]:
         padded = torch.tensor(list(ours.ljust(longest)), dtype=torch.uint8, device=place)
         all_of_them = [torch.zeros_like(padded) for _ in sizes]
         distributed.all_gather(all_of_them, padded)
-    return [bytes(said[: int(size)].tolist()).decode() for said, size in zip(all_of_them, sizes, strict=True)]
+    return [bytes(text[: int(size)].tolist()).decode() for text, size in zip(all_of_them, sizes, strict=True)]
 
 
 def check_ranks_match(facts: dict[str, str]) -> None:
     """Refuse ranks that differ in a fact: they would silently train a mixture."""
-    said = [json.loads(text) for text in all_gather_text(json.dumps(facts))]
-    for rank, theirs in enumerate(said):
-        other = [name for name, value in said[0].items() if theirs.get(name) != value]
+    gathered = [json.loads(text) for text in all_gather_text(json.dumps(facts))]
+    for rank, theirs in enumerate(gathered):
+        other = [name for name, value in gathered[0].items() if theirs.get(name) != value]
         if other:
-            has = [", ".join(f"{name} {one.get(name)}" for name in other) for one in (theirs, said[0])]
+            has = [", ".join(f"{name} {one.get(name)}" for name in other) for one in (theirs, gathered[0])]
             raise NotAlike(
                 f"rank {rank} has {has[0]}, and rank 0 has {has[1]}, so their updates cannot be mixed: make all "
                 "ranks the same, and continue with --resume"

@@ -189,21 +189,21 @@ class Workers:
         for connection in wait(list(workers), timeout):
             worker = workers[connection]  # type: ignore[index]
             try:
-                said = worker.connection.recv()
+                reply = worker.connection.recv()
             except (EOFError, OSError):
                 returned += worker.holds
                 self.replace_worker(worker)
                 continue
-            if isinstance(said, Exception):
+            if isinstance(reply, Exception):
                 self.close()
-                raise said
-            if isinstance(said, Ready):
-                self.greet(worker, said)
+                raise reply
+            if isinstance(reply, Ready):
+                self.check_ready(worker, reply)
             else:
                 done.add(worker.holds.pop(0))
         return returned
 
-    def greet(self, worker: Worker, ready: Ready) -> None:
+    def check_ready(self, worker: Worker, ready: Ready) -> None:
         """A worker is ready: check that it trains as this process does."""
         ours = self.here.flat_model
         if ready.arithmetic != ours.arithmetic:
