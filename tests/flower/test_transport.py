@@ -19,6 +19,7 @@ from fedcluster.flower._compat import (
     PullObjectResponse,
     PushMessagesRequest,
     PushMessagesResponse,
+    TaskIdentity,
     generate_key_pairs,
     get_object_tree,
     message_from_proto,
@@ -104,7 +105,9 @@ class Garbage:
         return PushMessagesResponse()
 
 
-def test_a_device_reports_a_message_that_it_cannot_decode() -> None:
+def test_a_device_reports_a_message_that_it_cannot_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_task_id", "_node_id"):  # as where Flower makes a message
+        monkeypatch.setattr(TaskIdentity, name, 1)
     garbage, said = Garbage(), list[str]()
     connection = FleetConnection(garbage, Node(node_id=5))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):

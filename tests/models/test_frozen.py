@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -16,6 +15,7 @@ import fedcluster
 from fedcluster.data.dataset import DataSpec
 from fedcluster.data.partition import one_device
 from fedcluster.errors import BadData, BadRun, NotAlike
+from fedcluster.flower._compat import TaskIdentity
 from fedcluster.flower.client_app import client_app
 from fedcluster.flower.device import Device, Identity
 from fedcluster.flower.messages import pack, unpack
@@ -169,8 +169,8 @@ def test_a_device_of_a_federation_builds_the_frozen_weights_itself(
         here = InProcess(trainer, device.dataset, one_device(np.arange(device.samples), device.dataset))
         received = {"model": trainer.flat_model.w.clone()}
         expected, _ = here.train_device(0, (0, 0, 0), received, None)
-        facts = {"round": 0, "cycle": 0, "device": 0, "exchange": 0, "run": "r", "plan": text}
-        told = facts | {"began": 0, "since": 0, "turn": 1, "version": fedcluster.__version__}
+        facts = {"round": 0, "cycle": 0, "device": 0, "phase": 0, "run": "r", "plan": text}
+        told = facts | {"cycle_start": 0, "last": 0, "number": 1, "version": fedcluster.__version__}
         context = Context(1, 1, identity.config(), RecordDict(), {})
         sent = unpack(client_app(Message(pack(told, received), 1, "train"), context).content)[1]
         assert sent.keys() == {"model"}
