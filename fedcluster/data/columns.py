@@ -49,7 +49,7 @@ def arrays(
 ) -> Arrays:
     """x and y of both parts, and the devices of the training rows where a column names them. `target` is the kind of
     targets that the task takes, if the experiment names one. One device's data (not the `whole_fleet`) may have the
-    same target in every row."""
+    same target in every row, and their classes must be numbered as on every other device."""
     train = tables["train"]
     if data.length is not None and data.tokenizer is None:
         raise BadData("data.length is a number of tokens: it needs data.tokenizer")
@@ -61,7 +61,7 @@ def arrays(
             raise BadData(f"{table.path} has no column {missing[0]}, which {train.path} has")
     if not roles.targets:
         return next_tokens(tables, roles, data, say)
-    found = targets_of(tables, roles.targets, target)
+    found = targets_of(tables, roles.targets, target, data, whole_fleet)
     tables, whole_table = split_tables(tables, data.split, say), found["y_train"]
     train = tables["train"]
     found |= {f"y_{split}": whole_table[table.rows] for split, table in tables.items() if table.rows is not None}
@@ -136,7 +136,9 @@ def check_names(table: Table, data: Data) -> None:
             f"[data] names the column {twice} twice: a column is a feature, a target, the device or the split"
         )
     for key in ("categories", "standardise"):
-        other = next((name for name in named[key] if data.features and name not in data.features), None)
+        classes = (named["target"] or names_of(label_column(table))) if key == "categories" else ()
+        used = (*(data.features or ()), *classes)
+        other = next((name for name in named[key] if data.features and name not in used), None)
         if other is not None:
             raise BadData(f"data.{key} names {other}, which is not among data.features: add it there, or leave it out")
 
@@ -343,16 +345,23 @@ def texts_by_device(table: Table, name: str, device: str | None) -> dict[Any, st
     return {owner: "\n".join(found[owner]) for owner in sorted(found)}
 
 
-def targets_of(tables: dict[str, Table], names: Sequence[str], kind: str | None) -> Arrays:
+def targets_of(
+    tables: dict[str, Table], names: Sequence[str], kind: str | None, data: Data, whole_fleet: bool
+) -> Arrays:
     """y of both parts, their kind and the number of outputs."""
     train = tables["train"]
-    kind = kind or inferred(train, names)
+    listed = data.categories.get(names[0], ()) if isinstance(data.categories, dict) else ()
+    kind = kind or ("class" if listed else inferred(train, names))
     if kind == "class":
         if len(names) > 1:
             raise BadData(f"data.target names {len(names)} columns, and a classification has one: give task.name")
         values = {split: labels(table, names[0]) for split, table in tables.items()}
+        if listed:
+            values = {split: places(y, listed, tables[split], names[0]) for split, y in values.items()}
+        elif not whole_fleet:
+            check_numbered(values, train, names[0])
         found: Arrays = {f"y_{split}": y for split, y in numbered(values, tables, names[0]).items()}
-        known = class_labels(train).get(names[0], 0)
+        known = len(listed) or class_labels(train).get(names[0], 0)
         outputs = max(known, *(int(y.max()) + 1 for y in found.values()))
     else:
         found = {f"y_{split}": numbers(table, names, kind) for split, table in tables.items()}
@@ -444,8 +453,8 @@ def labels(table: Table, name: str) -> NDArray[Any]:
         raise BadData(f"{table.path}: column {name} must be whole numbers or the names of classes, but is {kind}")
     table.refuse_empty(name)
     if not is_text:
-        values = table.data.column(name).combine_chunks().to_numpy(zero_copy_only=False)
-        return whole(table, name, np.asarray(values))
+        values = np.asarray(table.data.column(name).combine_chunks().to_numpy(zero_copy_only=False))
+        return whole(table, name, values.astype(np.int64) if values.dtype.kind == "b" else values)
     codes, texts = table.words(name)
     numeric = np.array([is_number(each) for each in texts])
     if numeric.all():
@@ -475,6 +484,27 @@ def whole(table: Table, name: str, values: NDArray[Any]) -> NDArray[Any]:
                 'give task.name = "regression"',
             )
     return values
+
+
+def places(values: NDArray[Any], listed: Sequence[str], table: Table, name: str) -> NDArray[np.int64]:
+    """Classes by their places in the list that `data.categories` has for them."""
+    place = {text: k for k, text in enumerate(listed)}
+    texts, codes = np.unique(values.astype(str), return_inverse=True)
+    unknown = np.array([text not in place for text in texts])[codes]
+    if unknown.any():
+        row = int(unknown.argmax())
+        table.refuse(row, f"{name} {str(values[row])[:80]!r} is not among the classes that data.categories lists")
+    return np.array([place[text] for text in texts], np.int64)[codes]
+
+
+def check_numbered(values: dict[str, NDArray[Any]], table: Table, name: str) -> None:
+    """Refuse classes that a device of a federation would number by what it has of them."""
+    if any(y.dtype.kind not in "iu" or int(y.min()) < 0 for y in values.values()):
+        raise BadData(
+            f"{table.path}: the classes in column {name} are not whole numbers from 0, and devices of a federation "
+            "must number them alike: use whole numbers from 0, or list the classes in the file of --columns, as "
+            f'data.categories = {{{name} = ["...", "..."]}}'
+        )
 
 
 def numbered(values: dict[str, NDArray[Any]], tables: dict[str, Table], name: str) -> dict[str, NDArray[np.int64]]:

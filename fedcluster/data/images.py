@@ -87,9 +87,23 @@ class Folder:
                 total.update(f"{split}/{file.parent.name}/{file.name}\n{content}\n".encode(errors="surrogateescape"))
         return total.hexdigest()
 
+    def classes(self) -> list[str]:
+        """The names of the folders: numbers in the order of numbers, else in that of texts."""
+        names = {file.parent.name for files in self.files.values() for file in files}
+        numeric = all(name.isdecimal() and name.isascii() for name in names)
+        return sorted(names, key=int) if numeric else sorted(names)
+
+    def check_numbered(self) -> None:
+        """Refuse folders that a device of a federation may number differently from other devices."""
+        names = self.classes()
+        if names != [str(k) for k in range(len(names))]:
+            raise BadData(
+                f"{self.path}: the folders {', '.join(names[:3])} ... are numbered in their order, and devices of a "
+                "federation must number classes alike: name them 0, 1, 2, ... without gaps, or use a table"
+            )
+
     def arrays(self, say: Callable[[str], None] = print) -> dict[str, Any]:
-        classes = sorted({file.parent.name for files in self.files.values() for file in files})
-        number = {name: k for k, name in enumerate(classes)}
+        number = {name: k for k, name in enumerate(self.classes())}
         found: dict[str, Any] = {}
         for split, files in self.files.items():
             found[f"x_{split}"] = stacked(files, self.splits[split], say)

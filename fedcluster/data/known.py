@@ -61,6 +61,9 @@ def completed(data: Data, known: Known) -> Data:
 
 
 def meant(name: str, others: list[str]) -> str:
-    """ "did you mean ...?" for a name that is none, or nothing."""
-    near = get_close_matches(name.lower(), [*KNOWN, "digits", *others], n=1, cutoff=0.6)
+    """ "did you mean ...?" for a name that is unknown, or nothing."""
+    if any(name in (key, each.hub) for key, each in KNOWN.items()):
+        return ""
+    names = [other for other in (*KNOWN, "digits", *others) if other != name]
+    near = get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else ""

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from logging import CRITICAL
@@ -29,7 +30,6 @@ from fedcluster.files import cache_folder, write_atomically
 from fedcluster.inputs import located, read_bytes
 
 TABLES = (".csv", ".parquet")
-FORMAT = 2  # of what is in the cache
 FOR_TABLES = ("features", "target", "device", "categories", "encoding", "tokenizer", "length")  # keys of [data]
 
 Arrays = dict[str, Any]  # x_train, y_train, x_test, y_test, perhaps device_train; target, outputs, vocabulary
@@ -37,12 +37,17 @@ Say = Callable[[str], None]
 
 
 def open_device(data: Data, target: str | None) -> Dataset:
-    """The data of one device of a federation."""
+    """The data of one device of a federation, whose classes are numbered as those of the other devices."""
     path = located(str(data.name), "data.name")
     files = files_in(path) if path.is_dir() else {"train": path} if path.suffix in TABLES else {}
-    if not files:
+    if files:
+        read = {split: Table(file, read_bytes(file, "data.name")) for split, file in files.items()}
+    elif path.is_dir() and disk.is_saved(path):
+        read = disk.saved_tables(path)
+    else:
+        if path.is_dir() and data.name not in KNOWN:
+            Folder(path).check_numbered()
         return open_dataset(data, lambda line: None, target)
-    read = {split: Table(file, read_bytes(file, "data.name")) for split, file in files.items()}
     arrays = columns.arrays(read, data, target, lambda line: None, whole_fleet=False)
     return Dataset(**arrays, name=path.name)
 
@@ -248,7 +253,7 @@ def described(source: str, data: Data, target: str | None) -> str:
         file = path / "tokenizer.json" if path.is_dir() else path
         if there_is(file):
             keys["tokenizer"] = sha256(read_bytes(file, "data.tokenizer")).hexdigest()
-    return json.dumps([FORMAT, source, keys, target], sort_keys=True)
+    return json.dumps([source, keys, target], sort_keys=True)
 
 
 def from_hub(
@@ -282,7 +287,8 @@ def cached(key: str, make: Callable[[Say], Arrays], say: Say, needed: bool = Tru
 
     with ExitStack() as locked:
         try:
-            path = cache_folder() / f"{sha256(key.encode()).hexdigest()[:32]}.npz"
+            digest = sha256(f"{readers_version()}\n{key}".encode()).hexdigest()
+            path = cache_folder() / f"{digest[:32]}.npz"
             if path.exists():  # then it was written whole, and nothing is to be written
                 with suppress(BadData):
                     return said_again(read_npz(path), say)
@@ -311,6 +317,13 @@ def cached(key: str, make: Callable[[Say], Arrays], say: Say, needed: bool = Tru
             if needed:
                 raise unwritable(error) from None
         return arrays
+
+
+@cache
+def readers_version() -> str:
+    """A fingerprint of the code that reads data, so that the cache has nothing that other code has made."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return sha256(b"".join([version("fedcluster").encode(), *(file.read_bytes() for file in sources)])).hexdigest()
 
 
 PASSING = ("decoding: ", "fetching ")  # lines on what is being done, which are not said again

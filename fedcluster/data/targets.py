@@ -94,8 +94,10 @@ def check_targets(y: Any, kind: str, what: str, rows: int, outputs: int) -> Tens
 def class_targets(array: NDArray[Any], what: str, rows: int, classes: int) -> Tensor:
     if array.shape != (rows,):
         raise BadData(f"{what} must be one label for each of the {rows} samples, but has shape {list(array.shape)}")
-    if not is_whole(array) or (array < 0).any():
+    if not is_whole(array):
         raise BadData(f"{what} must be whole numbers from 0, but is {array.dtype}")
+    if (array < 0).any():
+        raise BadData(f"{what} has the label {array.min()}: number the classes from 0")
     if int(array.max()) >= max(classes, most_classes(rows)):  # before the cast: a large unsigned number wraps
         raise BadData(f"{what} has the label {array.max()}: number the classes from 0")
     return torch.from_numpy(array.astype(np.int64))

@@ -57,15 +57,15 @@ class FromDisk:
     """A Hugging Face tokenizer: its tokenizer.json, or the folder that it is in."""
 
     def __init__(self, path: Path) -> None:
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if not file.exists():
+            raise BadData(f'data.tokenizer: there is no file {file}; use "characters", "bytes" or a tokenizer.json')
         try:
             from tokenizers import Tokenizer as HuggingFace
         except ImportError:
             raise BadExperiment(
                 f"data.tokenizer = {str(path)!r} needs the library tokenizers: pip install tokenizers"
             ) from None
-        file = path / "tokenizer.json" if path.is_dir() else path
-        if not file.exists():
-            raise BadData(f'data.tokenizer: there is no file {file}; use "characters", "bytes" or a tokenizer.json')
         content = read_bytes(file, "data.tokenizer", MOST_TOKENIZER)
         try:
             json.loads(content)

@@ -44,6 +44,7 @@ class Metric:
     higher_is_better: bool = True
     value: Value = ratio
     targets: tuple[str, ...] = ()
+    several: bool = False
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The sums of a batch, float64 on the CPU."""
@@ -197,7 +198,7 @@ METRICS: Mapping[str, Metric] = {
         Metric("accuracy", correct, percent=True, targets=CLASS),
         Metric("top5_accuracy", partial(top, 5), percent=True, targets=CLASS),
         Metric("macro_f1", by_class, percent=True, value=macro_f1, targets=CLASS),
-        Metric("per_class_accuracy", by_class, percent=True, value=recall_of_classes, targets=CLASS),
+        Metric("per_class_accuracy", by_class, percent=True, value=recall_of_classes, targets=CLASS, several=True),
         Metric("mse", square_errors, higher_is_better=False, targets=NUMBER),
         Metric("rmse", square_errors, higher_is_better=False, value=lambda sums: ratio(sums) ** 0.5, targets=NUMBER),
         Metric("mae", absolute_errors, higher_is_better=False, targets=NUMBER),

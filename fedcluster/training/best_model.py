@@ -5,6 +5,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from fedcluster.errors import BadExperiment
 from fedcluster.files import write_atomically
 from fedcluster.reporting import Say
 from fedcluster.runs.directory import BEST, Folder
@@ -31,6 +32,8 @@ class BestModel(Callback):
             self.say(f"{self.path} is missing or damaged: the best model so far, of round {best_round}, is lost")
 
     def on_round_end(self, line: Line, state: State) -> None:
+        if self.score not in line:
+            raise BadExperiment(f"eval.best: there is no score {self.score!r}; there are {', '.join(line)}")
         value = self.sign * line[self.score]
         if value > self.best:
             self.best = value

@@ -105,7 +105,7 @@ def direction(score: str, setup: Setup, asked_by: str) -> float:
     scores = setup.evaluate.directions()
     if score.startswith(("test_", "train_")) and score not in scores:
         there = f"there are {', '.join(scores)}" if scores else "this process has no test data, and so no scores"
-        raise BadExperiment(f"{asked_by}: there is no score {score!r}; {there}")
+        raise BadExperiment(f"{asked_by}: {score!r} is not a score with one value a round; {there}")
     return 1.0 if scores.get(score, True) else -1.0
 
 

@@ -53,9 +53,9 @@ class Evaluator:
         return train | {f"test_{name}": value for name, value in test.items()}
 
     def directions(self) -> dict[str, bool]:
-        """The names of the scores, and whether a higher value is better."""
+        """The names of the scores with one value, and whether a higher one is better."""
         train = {} if self.sample is None else {"train_loss": False}
-        metrics = {f"test_{metric.name}": metric.higher_is_better for metric in self.metrics}
+        metrics = {f"test_{metric.name}": metric.higher_is_better for metric in self.metrics if not metric.several}
         return {} if self.dataset is None else train | {"test_loss": False} | metrics
 
     @cached_property

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedcluster.data.dataset import DataSpec
 from fedcluster.errors import BadRun, FedClusterError
 from fedcluster.experiment import Experiment, parse, read
-from fedcluster.models import zoo
+from fedcluster.models import pretrained, zoo
 from fedcluster.runs.directory import BEST, MODEL, run_facts
 
 OWN_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:name
@@ -31,7 +31,8 @@ def load_model(run: str | Path, best: bool = False, allow: tuple[str, ...] = ())
         raise BadRun(f"{folder} was written by fedcluster 0.1, which did not note the shape of its samples")
     keys: dict[str, Any] = parse(read(folder / "experiment.toml"), str(folder / "experiment.toml"))
     given = keys.get("model", {}).get("name")
-    if isinstance(given, str) and OWN_CODE.fullmatch(given) and given not in allow:
+    own_code = isinstance(given, str) and OWN_CODE.fullmatch(given) and not pretrained.is_pretrained(given)
+    if own_code and given not in allow:
         raise BadRun(f"the model of {folder} is code of its own: if you trust {given}, add allow=({given!r},)")
     experiment = Experiment(seed=keys.get("seed", 0), model={"name": given} if given else {})
     try:

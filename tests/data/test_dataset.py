@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedcluster import Dataset
 from fedcluster.data import images as pictures
-from fedcluster.data import npz
+from fedcluster.data import npz, sources
 from fedcluster.data.sources import open_dataset
 from fedcluster.errors import BadData
 from fedcluster.experiment import Data
@@ -325,6 +325,17 @@ def test_a_known_name_is_found_in_the_data_folder_and_decoded_once(
     assert torch.equal(open_dataset("mnist").x_train, first.x_train)
 
 
+def test_what_another_version_has_decoded_is_decoded_again(
+    small_mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_dataset("mnist", lambda line: None)
+    open_dataset("mnist", lambda line: None)
+    assert len(list((tmp_path / "cache").glob("*.npz"))) == 1
+    monkeypatch.setattr(sources, "readers_version", lambda: "another")
+    open_dataset("mnist", lambda line: None)
+    assert len(list((tmp_path / "cache").glob("*.npz"))) == 2
+
+
 def test_a_damaged_cache_is_decoded_again(small_mnist: Path, tmp_path: Path) -> None:
     first = open_dataset("mnist")
     (cached,) = (tmp_path / "cache").glob("*.npz")
@@ -340,3 +351,48 @@ def test_the_real_mnist(real_data: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (data.shape, len(data.y_train), len(data.y_test)) == ((1, 28, 28), 60_000, 10_000)
     assert np.bincount(data.y_train)[:3].tolist() == [5923, 6742, 5958]
     assert float((data.x_train / 255).mean()) == pytest.approx(0.1307, abs=1e-4)
+
+
+@pytest.mark.parametrize("label", [-1, -100])
+def test_a_negative_label_is_named(label: int) -> None:
+    arrays = blobs()
+    arrays["y_train"] = np.where(np.arange(len(arrays["y_train"])) == 3, label, arrays["y_train"])
+    with pytest.raises(BadData, match=f"y_train of data has the label {label}: number the classes from 0"):
+        Dataset(**arrays)
+
+
+LISTED = Data(categories={"label": ("ant", "bee", "cat")})
+
+
+def one_device(folder: Path, rows: str, data: Data = LISTED) -> Dataset:
+    folder.mkdir()
+    (folder / "train.csv").write_text("a,label\n" + rows)
+    return sources.open_device(data.model_copy(update={"name": str(folder), "features": ("a",)}), "class")
+
+
+def test_devices_of_a_federation_number_classes_alike(tmp_path: Path) -> None:
+    first = one_device(tmp_path / "first", "".join(f"{i / 3},cat\n" for i in range(5)))
+    second = one_device(tmp_path / "second", "".join(f"{i / 3},{'bee' if i % 2 else 'ant'}\n" for i in range(10)))
+    assert (first.classes, first.y_train.unique().tolist()) == (3, [2])
+    assert (second.classes, second.y_train.unique().tolist()) == (3, [0, 1])
+    with pytest.raises(BadData, match=r"line 3: label 'dog' is not among the classes that data.categories lists"):
+        one_device(tmp_path / "third", "0.5,cat\n1.5,dog\n")
+    for name, rows in (
+        ("texts", "0.5,cat\n1.5,ant\n"),
+        ("negative", "0.5,-1\n1.5,1\n"),
+        ("floats", "0.5,1.0\n1,2.0\n"),
+    ):
+        with pytest.raises(BadData, match="number them alike: use whole numbers from 0, or list the classes"):
+            one_device(tmp_path / name, rows, Data())
+    assert one_device(tmp_path / "numbers", "".join(f"{i / 3},4\n" for i in range(5)), Data()).y_train.unique() == 4
+
+
+def test_folders_of_pictures_on_a_device_are_named_by_their_classes(tmp_path: Path) -> None:
+    for k in range(2):
+        for name in (f"named/{'ab'[k]}", f"numbered/{k}"):
+            (tmp_path / name).mkdir(parents=True)
+            for i in range(5):
+                Image.new("L", (8, 8), 20 * k + i).save(tmp_path / name / f"{i}.png")
+    assert sources.open_device(Data(name=str(tmp_path / "numbered")), None).classes == 2
+    with pytest.raises(BadData, match=r"name them 0, 1, 2, ... without gaps, or use a table"):
+        sources.open_device(Data(name=str(tmp_path / "named")), None)

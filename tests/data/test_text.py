@@ -238,6 +238,19 @@ def test_a_typing_error_is_answered_without_the_network(name: str, meant: str, a
         quietly(name)
 
 
+@pytest.mark.parametrize("name", ["shakespeare", "flwrlabs/shakespeare"])
+def test_a_known_name_that_cannot_be_fetched_is_no_typing_error(
+    name: str, away: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(name: str) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    with pytest.raises(BadData, match=r"cannot load flwrlabs/shakespeare \(no network\)") as caught:
+        quietly(name)
+    assert "did you mean" not in str(caught.value)
+
+
 def test_a_folder_of_the_data_folder_has_its_name(away: Path) -> None:
     (away / "pets").mkdir(parents=True)
     (away / "pets" / "train.csv").write_text("a,label\n" + "".join(f"{i / 3},{i % 2}\n" for i in range(10)))

@@ -70,3 +70,12 @@ def test_a_model_that_is_not_there_or_is_a_pickle_is_refused(folder: Path, tmp_p
     torch.save({}, tmp_path / "pytorch_model.bin")
     with pytest.raises(BadExperiment, match="cannot be loaded from disk or from the cache"):
         run(tokens(), tmp_path)
+
+
+def test_the_model_of_a_run_is_loaded_without_asking_to_trust_its_code(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    result = run(tokens(), Path(folder.name), tmp_path / "run", rounds=1)  # transformers:<name>
+    x = torch.from_numpy(TOKENS[:, :-1])
+    assert torch.equal(fedcluster.load_model(tmp_path / "run")(x).logits, result.model.eval()(x).logits)

@@ -49,11 +49,19 @@ def test_a_higher_accuracy_is_better(tmp_path: Path) -> None:
         ({"stop": {"patience": 0}}, r"stop\.patience = 0 is not allowed"),
         (
             {"stop": {"metric": "test_acuracy", "patience": 1}},
-            r"stop\.metric: there is no score 'test_acuracy'; there are",
+            r"stop\.metric: 'test_acuracy' is not a score with one value a round; there are",
         ),
         (
             {"eval": {"best": "test_acuracy"}},
-            r"eval\.best: there is no score 'test_acuracy'; there are",
+            r"eval\.best: 'test_acuracy' is not a score with one value a round; there are",
+        ),
+        (
+            {"metrics": ["accuracy", "per_class_accuracy"], "eval": {"best": "test_per_class_accuracy/0"}},
+            r"'test_per_class_accuracy/0' is not a score with one value a round; .* test_loss, test_accuracy$",
+        ),
+        (
+            {"metrics": ["per_class_accuracy"], "stop": {"metric": "test_per_class_accuracy", "patience": 1}},
+            r"'test_per_class_accuracy' is not a score with one value a round; there are train_loss, test_loss$",
         ),
         ({"eval": {"devices": "some"}}, r"eval\.devices = 'some' is not allowed"),
     ],
