@@ -8,6 +8,7 @@ which its devices train. Evaluation is measured in a run with one process a core
 
 import json
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -51,7 +52,7 @@ def overhead(model: str, data: str, rounds: int = 6) -> float:
     assert isinstance(here, InProcess)
     assert setup.partition is not None
     timed = Timed(here.trainer, here.dataset, setup.partition)
-    object.__setattr__(setup, "executor", timed)
+    setup = replace(setup, executor=timed)
     training: list[float] = []
 
     class Watch(Callback):

@@ -100,3 +100,14 @@ def test_git_ignores_no_part_of_the_project() -> None:
     files = "git", "ls-files", "--cached", "--others", "--ignored", "--exclude-standard", "--", "*.py", "*.c", "*.h"
     ignored = subprocess.run(files, cwd=ROOT.parent, capture_output=True, text=True, check=True).stdout.splitlines()
     assert not [path for path in ignored if path.startswith(("fedcluster/", "tests/", "torture/", "examples/"))]
+
+
+def test_frozen_objects_are_set_up_by_themselves_alone() -> None:
+    """A frozen dataclass or section may fill in its own fields; nothing changes another object's."""
+    wrong = []
+    for path in sorted(ROOT.rglob("*.py")):
+        for line in path.read_text().splitlines():
+            rest = line.partition("object.__setattr__")[2]
+            if rest and not rest.startswith(("(self,", ", self)")):
+                wrong.append(f"{path.relative_to(ROOT)}: {line.strip()}")
+    assert not wrong

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -72,16 +73,16 @@ class Dataset:
     shift: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        put = object.__setattr__
+        put = partial(object.__setattr__, self)
         if self.target not in ("", *TARGETS):
             raise BadData(f"{self.name}: target = {self.target!r} is not allowed: use one of {', '.join(TARGETS)}")
-        put(self, "target", self.target or infer_kind(self.y_train, self.y_test, self.x_train, self.name))
+        put("target", self.target or infer_kind(self.y_train, self.y_test, self.x_train, self.name))
         outputs = max(self.outputs, self.classes, self.vocabulary if self.target == "token" else 0)
         for split in ("train", "test"):
             x = samples(getattr(self, f"x_{split}"), f"x_{split} of {self.name}", self.vocabulary)
             y = check_targets(getattr(self, f"y_{split}"), self.target, f"y_{split} of {self.name}", len(x), outputs)
-            put(self, f"x_{split}", x)
-            put(self, f"y_{split}", y)
+            put(f"x_{split}", x)
+            put(f"y_{split}", y)
         for part, what in (("x", "samples"), ("y", "targets")):
             train, test = getattr(self, f"{part}_train"), getattr(self, f"{part}_test")
             if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
@@ -96,14 +97,14 @@ class Dataset:
                 raise BadData(f"{self.name}: device_{split} must name one device for each of the {rows} rows")
         if self.x_train.dtype == torch.uint8:
             mean, std = moments(self.x_train)
-            put(self, "scale", 1 / (255 * std))
-            put(self, "shift", -mean / std)
+            put("scale", 1 / (255 * std))
+            put("shift", -mean / std)
 
     def count_outputs(self, outputs: int) -> None:
         """Set `outputs`, `classes` and `vocabulary` to the larger of what was given and what the data have."""
-        put = object.__setattr__
+        put = partial(object.__setattr__, self)
         if self.x_train.dtype == torch.int64:
-            put(self, "vocabulary", max(self.vocabulary, 1 + max(int(self.x_train.max()), int(self.x_test.max()))))
+            put("vocabulary", max(self.vocabulary, 1 + max(int(self.x_train.max()), int(self.x_test.max()))))
         seen = 1 + max(int(self.y_train.max()), int(self.y_test.max()))
         match self.target:
             case "class":
@@ -111,11 +112,11 @@ class Dataset:
             case "token":
                 outputs = max(outputs, seen, self.vocabulary)
                 if self.vocabulary:  # inputs and targets are tokens of the same vocabulary
-                    put(self, "vocabulary", outputs)
+                    put("vocabulary", outputs)
             case _:
                 outputs = self.y_train.shape[1] if self.y_train.ndim == 2 else 1
-        put(self, "outputs", outputs)
-        put(self, "classes", outputs if self.target == "class" else 0)
+        put("outputs", outputs)
+        put("classes", outputs if self.target == "class" else 0)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -142,12 +143,11 @@ class Dataset:
                 f"{needed_by} needs targets that are {PLURALS[kind]}, but those of {self.name} are "
                 f"{PLURALS[self.target]}"
             )
-        other = copy(self)
-        put = object.__setattr__
-        put(other, "target", kind)
+        targets = {}
         for split in ("train", "test"):
             y = getattr(self, f"y_{split}").numpy()
-            put(other, f"y_{split}", check_targets(y, kind, f"y_{split} of {self.name}", len(y), 0))
+            targets[f"y_{split}"] = check_targets(y, kind, f"y_{split} of {self.name}", len(y), 0)
+        other = self.with_fields(target=kind, **targets)
         other.count_outputs(0)
         return other
 
@@ -162,9 +162,14 @@ class Dataset:
         so they stay as they are."""
         if self.scale is None or self.shift is None:
             return self
+        return self.with_fields(
+            scale=torch.tensor(scale).reshape(self.scale.shape), shift=torch.tensor(shift).reshape(self.shift.shape)
+        )
+
+    def with_fields(self, **fields: Any) -> "Dataset":
+        """A copy with other values of these fields, which the caller has checked."""
         other = copy(self)
-        for name, values, shape in (("scale", scale, self.scale.shape), ("shift", shift, self.shift.shape)):
-            object.__setattr__(other, name, torch.tensor(values).reshape(shape))
+        vars(other).update(fields)
         return other
 
     def digest(self) -> str:

@@ -54,6 +54,8 @@ class Constant:
 
 
 class Step(Constant):
+    """f(j) = factor^floor(j / every)"""
+
     class Options(Constant.Options):
         every: Annotated[int, Field(ge=1, le=10**9)]
         factor: Factor = 0.1
@@ -63,6 +65,8 @@ class Step(Constant):
 
 
 class Exponential(Constant):
+    """f(j) = factor^j"""
+
     class Options(Constant.Options):
         factor: Factor
 
@@ -71,6 +75,8 @@ class Exponential(Constant):
 
 
 class Cosine(Constant):
+    """f(j) = floor + (1 - floor) (1 + cos(pi j / T)) / 2"""
+
     horizon = True
 
     class Options(Constant.Options):
@@ -82,11 +88,15 @@ class Cosine(Constant):
 
 
 class InverseSqrt(Constant):
+    """f(j) = 1 / sqrt(j + 1)"""
+
     def shape(self, j: int) -> float:
         return 1 / math.sqrt(j + 1)
 
 
 class Theorem(Constant):
+    """f(j) = 1 / (lr sqrt(T M E))"""
+
     horizon = True
 
     def shape(self, j: int) -> float:

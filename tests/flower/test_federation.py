@@ -11,6 +11,7 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +273,7 @@ def simulated(federation: Federation, experiment: fedcluster.Experiment) -> byte
     assert isinstance(old, InProcess)
     assert setup.partition is not None
     executor = Honest(old.trainer, old.dataset, setup.partition)
-    object.__setattr__(setup, "executor", executor)
+    setup = replace(setup, executor=executor)
     with repeatable():
         state = training.train(setup, Record(Ledger(setup.devices)), setup.start)
     return save({name: tensor.contiguous() for name, tensor in setup.flat_model.named(state.model).items()})

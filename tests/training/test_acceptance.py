@@ -105,7 +105,7 @@ def attacked(described: fedcluster.Experiment, kind: type[InProcess]) -> tuple[t
     assert isinstance(old, InProcess)
     assert setup.partition is not None
     executor = kind(old.trainer, old.dataset, setup.partition)
-    object.__setattr__(setup, "executor", executor)
+    setup = replace(setup, executor=executor)
     record = Record(Ledger(setup.devices))
     return training.train(setup, record, setup.start).model, record
 

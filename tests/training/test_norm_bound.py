@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def poisoned(experiment: fedcluster.Experiment, poison: Any) -> tuple[State, Rec
     kind = type("Kind", (Poisoned,), {"poison": staticmethod(poison)})
     assert setup.partition is not None
     executor = kind(old.trainer, old.dataset, setup.partition)
-    object.__setattr__(setup, "executor", executor)
+    setup = replace(setup, executor=executor)
     record = Record(Ledger(setup.devices))
     with repeatable():
         state = training.train(setup, record, setup.start, CallbackList([Progress(display)]))

@@ -4,7 +4,7 @@ Every row belongs to one device (or one region), so the training set is changed 
 which data set its rows index. Test data stay as they are. Bytes stay bytes: values are rounded and clipped.
 """
 
-from copy import copy
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -94,10 +94,7 @@ def like(values: Tensor, x: Tensor) -> Tensor:
 
 def replaced(partition: Partition, dataset: Dataset, x: Tensor) -> Partition:
     """The same partition over the data set with other training features."""
-    changed, skewed = copy(dataset), copy(partition)
-    object.__setattr__(changed, "x_train", x)
-    object.__setattr__(skewed, "dataset", changed)
-    return skewed
+    return replace(partition, dataset=dataset.with_fields(x_train=x))
 
 
 FEATURE_SKEW = Method(feature_skew, FeatureSkewOptions, samples="all")
