@@ -34,21 +34,38 @@ def outcomes_table(result: Comparison) -> Grid:
     rows = []
     for outcome in result.outcomes:
         loss = outcome.final("train_loss")
-        last = outcome.histories[0][-1]
+        last, seeds = outcome.histories[0][-1], len(outcome.histories)
         rows.append(
             [
                 LABELS[outcome.method],
                 str(outcome.clusters) if outcome.method != "centralized" else "-",
                 f"{outcome.lr:g}",
-                f"{loss[0]:.4f} ± {loss[1]:.4f}",
-                *(" ± ".join(map(metric.text, outcome.final(f"test_{metric.name}"))) for metric in metrics),
+                spread_text([f"{number:.4f}" for number in loss], seeds),
+                *(
+                    spread_text([metric.text(number) for number in outcome.final(f"test_{metric.name}")], seeds)
+                    for metric in metrics
+                ),
                 reached(outcome.reach(result.target, result.x), X[result.x][1](last)),
                 f"{last['device_updates']:,}",
-                f"{last['bytes_up'] / 1e6:,.0f} MB",
-                f"{last['bytes_down'] / 1e6:,.0f} MB",
+                size_text(last["bytes_up"]),
+                size_text(last["bytes_down"]),
             ]
         )
     return ruled([*columns, "device updates", "up", "down"], rows)
+
+
+def spread_text(mean_and_deviation: list[str], seeds: int) -> str:
+    """The mean over seeds, and the deviation where there are several."""
+    return " ± ".join(mean_and_deviation if seeds > 1 else mean_and_deviation[:1])
+
+
+def size_text(count: float) -> str:
+    """A number of bytes, in the largest unit of which there is at least one."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:,.0f} {unit}"
 
 
 def test_scores(line: dict[str, Any]) -> str:

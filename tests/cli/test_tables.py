@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedcluster.cli.tables import ruled, show
+from fedcluster.cli.tables import ruled, show, size_text, spread_text
 
 WIDE = ruled([f"column {n}" for n in range(12)], [[f"{row}.{n}" for n in range(12)] for row in range(6)])
 
@@ -37,3 +37,16 @@ def test_without_a_terminal_a_row_is_a_line(
     show(WIDE)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines if "3.0" in line] == [[f"3.{n}" for n in range(12)]]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (76, "76 bytes"), (317_680, "318 kB"), (4e6, "4 MB"), (2.5e10, "25 GB"), (5e13, "50,000 GB")],
+)
+def test_sizes_are_in_a_unit_that_fits(count: float, text: str) -> None:
+    assert size_text(count) == text
+
+
+def test_one_seed_has_no_deviation() -> None:
+    assert spread_text(["0.5", "0.0"], seeds=1) == "0.5"
+    assert spread_text(["0.5", "0.1"], seeds=3) == "0.5 ± 0.1"
