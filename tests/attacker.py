@@ -1,6 +1,7 @@
 """A hostile device with a valid key: `python -m tests.attacker MODE SERVER DEVICE FOLDER`.
 
-It identifies itself honestly, waits for its cycle, trains as it should, and then does what MODE says with the update.
+It identifies itself honestly, waits for its cycle, trains as it should, and then does what MODE says with the update
+or, asked for its scores, with these.
 """
 
 import os
@@ -60,6 +61,12 @@ def answer(mode: str, connection: FleetConnection, message: Message, reply: Mess
     connection.send(Message(pack(facts, tensors), reply_to=message))
 
 
+def boast(reply: Message) -> RecordDict:
+    """Scores that nobody has."""
+    fields, _ = unpack(reply.content)
+    return pack(fields | {"sums/accuracy": [1e6, 1.0]})
+
+
 def announce(connection: FleetConnection, reply: Message) -> None:
     """Announce an answer and the objects that it consists of, and send none of them."""
     set_message_id(reply, reply.object_id)
@@ -107,7 +114,9 @@ def flood(connection: FleetConnection, message: Message) -> None:
 
 def main(mode: str, server: str, device: str, folder: str) -> None:
     key = private_key(Path(folder, "certificates", "devices", f"{device}.key"))
-    config = Identity(device, str(Path(folder, f"{device}.npz")), allow=("tests.slow:Slow",)).config()
+    config = Identity(
+        device, str(Path(folder, f"{device}.npz")), allow=("tests.slow:Slow",), evaluate=mode == "scores"
+    ).config()
     state, authority = RecordDict(), Path(folder, "certificates/ca.crt")
     while True:
         try:
@@ -121,6 +130,8 @@ def main(mode: str, server: str, device: str, folder: str) -> None:
                     reply = client_app(message, Context(run, own, config, state, {}))
                     if message.metadata.message_type.startswith("query"):
                         connection.send(reply)
+                    elif message.metadata.message_type.startswith("evaluate"):
+                        connection.send(Message(boast(reply), reply_to=message))
                     else:
                         answer(mode, connection, message, reply)
         except (httpx.HTTPError, OSError) as error:

@@ -82,6 +82,10 @@ def join(
     tell_statistics: Annotated[
         bool, typer.Option("--tell-statistics", help="Tell the server count, mean and squares of columns of numbers.")
     ] = False,
+    evaluate: Annotated[
+        bool,
+        typer.Option("--evaluate", help="Let the server ask for the model's scores on this device's test samples."),
+    ] = False,
 ) -> None:
     """Join a federation with this machine's data, until interrupted."""
     with exit_on_error():
@@ -103,6 +107,7 @@ def join(
                 "init": str(init or ""),
                 "columns": str(columns or ""),
                 "tell-statistics": tell_statistics,
+                "evaluate": evaluate,
             }
         )
         key = certificates / "devices" / f"{device}.key" if certificates else None

@@ -31,28 +31,38 @@ def test_rows(partition: Partition, dataset: Dataset) -> Partition:
     return replace(partition, held_out=HeldOut(np.diff(ends), samples))
 
 
+def held_out_sizes(sizes: Ints, share: float) -> Ints:
+    """How many samples devices hold out: a share of each one's, to the nearest whole number. At least one sample
+    stays."""
+    held: Ints = np.minimum(np.floor(share * sizes + 0.5), sizes - 1).astype(np.int64)
+    return held
+
+
+def check_share(sizes: Ints, share: float) -> None:
+    """Refuse a share that holds out nothing in a fleet of these sizes."""
+    if share and not held_out_sizes(sizes, share).any():
+        raise BadExperiment(f"fleet.test_share = {share:g} holds out no sample of any device: raise it")
+
+
 def hold_out(partition: Partition, share: float, dataset: Dataset, seed: int) -> Partition:
-    """Take a share of each device's samples, to the nearest whole number, from those that it trains on. At least one
-    sample stays. Copies of a sample that a device holds more than once stay together."""
+    """Take a share of each device's samples from those that it trains on. Copies of a sample that a device holds more
+    than once stay together. A device of a federation, which knows its own samples only, finds the same ones."""
     if share == 0:
         return partition
-    sizes = np.minimum(np.floor(share * partition.sizes + 0.5), partition.sizes - 1).astype(np.int64)
-    if not sizes.any():
-        raise BadExperiment(f"fleet.test_share = {share:g} holds out no sample of any device: raise it")
-    source = partition.dataset or dataset
+    sizes, source = held_out_sizes(partition.sizes, share), partition.dataset or dataset
 
     @lru_cache(maxsize=4096)
     def split(k: int) -> tuple[Ints, Ints]:
         """The rows that device k trains on, and those that it is tested on."""
-        rows, count = partition.sample_indices(k), int(sizes[k])
-        different, copy_of = np.unique(rows, return_inverse=True)
-        place = stream(seed, "test_share", device=k).permutation(len(different))[copy_of]
-        order = np.argsort(place, kind="stable")
-        test, train = rows[np.sort(order[:count])], rows[np.sort(order[count:])]
-        shared = np.isin(train, test)  # copies of the one sample at which the order was cut
+        rows = partition.sample_indices(k)
+        copy_of = different_samples(source, rows)
+        place = stream(seed, "test_share", device=k).permutation(copy_of.max() + 1)[copy_of]
+        order, count = np.argsort(place, kind="stable"), int(held_out_sizes(np.array(len(rows)), share))
+        test, train = np.sort(order[:count]), np.sort(order[count:])
+        shared = np.isin(copy_of[train], copy_of[test])  # copies of the one sample at which the order was cut
         if shared.any() and not shared.all():
             train[shared] = np.resize(train[~shared], shared.sum())
-        return train, test
+        return rows[train], rows[test]
 
     def samples(k: int) -> tuple[Tensor, Tensor]:
         rows = torch.from_numpy(split(k)[1])
@@ -64,3 +74,10 @@ def hold_out(partition: Partition, share: float, dataset: Dataset, seed: int) ->
         sample_indices=lambda k: split(k)[0],
         held_out=HeldOut(sizes, samples),
     )
+
+
+def different_samples(dataset: Dataset, rows: Ints) -> Ints:
+    """The number of each row's sample, by which copies are alike: 0, 1, ... in the order in which samples appear."""
+    at, numbers = torch.from_numpy(rows), dict[bytes, int]()
+    pairs = zip(dataset.x_train[at].numpy(), dataset.y_train[at].numpy(), strict=True)
+    return np.array([numbers.setdefault(x.tobytes() + y.tobytes(), len(numbers)) for x, y in pairs])

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcluster.data.dataset import Dataset
-from fedcluster.data.held_out import hold_out, test_rows
+from fedcluster.data.held_out import check_share, hold_out, test_rows
 from fedcluster.data.partition import Labels, Partition
 from fedcluster.data.partitions import registry as partitions
 from fedcluster.errors import BadData, BadExperiment
@@ -93,6 +93,7 @@ def build(options: sections.Fleet, dataset: Dataset, seed: int, cap: float = np.
         if dataset.device_test is not None:
             partition = test_rows(partition, dataset)
         else:
+            check_share(partition.sizes, options.test_share)
             partition = hold_out(partition, options.test_share, dataset, seed)
         return Fleet(partition.sizes, partition.names, partition.labels, known, cap), partition
     known = described(options, seed)
@@ -105,6 +106,7 @@ def build(options: sections.Fleet, dataset: Dataset, seed: int, cap: float = np.
     if sizes is None and options.samples != "all":
         sizes = np.full(devices, options.samples)
     partition = partitions.build(options, dataset, seed, devices, sizes, known.utc_offset)
+    check_share(partition.sizes, options.test_share)
     partition = hold_out(partition, options.test_share, dataset, seed)
     return Fleet(partition.sizes, known.names, partition.labels, known, cap), partition
 

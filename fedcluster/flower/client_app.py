@@ -5,6 +5,8 @@ imports and loads everything anew, and device state lives in Flower's Context.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 from flwr.app import Context, Message
@@ -13,11 +15,13 @@ from flwr.clientapp import ClientApp
 from fedcluster import __version__
 from fedcluster.flower.device import Device, Identity, add_received, load_state, simulated_device, store_state
 from fedcluster.flower.messages import (
+    Fields,
     InvalidMessage,
     get_int,
     get_refusal,
     get_text,
     pack,
+    pack_sums,
     printable,
     unpack,
     version_mismatch,
@@ -52,19 +56,26 @@ def identify(message: Message, context: Context) -> Message:
     return Message(pack({"registration": registration, "version": __version__}), reply_to=message)
 
 
+@contextmanager
+def naming_versions(fields: Fields) -> Iterator[None]:
+    """Where a message cannot be understood, name the versions of both sides if they differ."""
+    try:
+        yield
+    except InvalidMessage as error:
+        mismatch = version_mismatch(fields, "the server", "this device")
+        raise InvalidMessage(f"{error}; {mismatch}: install the same version on both" if mismatch else error) from None
+
+
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     """One phase of a cycle: the simulator's own code with this device's data and state."""
     fields, received = unpack(message.content)
-    try:
+    with naming_versions(fields):
         round, cycle, k, phase = (get_int(fields, name) for name in ("round", "cycle", "device", "phase"))
         cycle_start, last, number = (get_int(fields, name) for name in ("cycle_start", "last", "number"))
         run = get_text(fields, "run")
         executor = this_device(context).prepare(get_text(fields, "plan"))
         received = add_received(context.state, f"{run}/{round}/{cycle}", phase, len(executor.phases), received)
-    except InvalidMessage as error:
-        mismatch = version_mismatch(fields, "the server", "this device")
-        raise InvalidMessage(f"{error}; {mismatch}: install the same version on both" if mismatch else error) from None
     before = load_state(context.state, run, last)
     with repeatable():
         update, after = executor.train_device(phase, (round, cycle, k), received, before)
@@ -73,3 +84,13 @@ def train(message: Message, context: Context) -> Message:
     lost = last > 0 and before is None and bool(executor.initial_device_state)
     answer = {"round": round, "cycle": cycle, "phase": phase, "lost": lost}
     return Message(pack(answer, {name: tensor.reshape(-1) for name, tensor in update.items()}), reply_to=message)
+
+
+@client_app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Score the global model on this device's own samples, if it allows that. Only sums leave it."""
+    fields, received = unpack(message.content)
+    with naming_versions(fields), repeatable():
+        round, k = (get_int(fields, name) for name in ("round", "device"))
+        samples, sums = this_device(context).evaluate(get_text(fields, "plan"), k, received)
+    return Message(pack({"round": round, "device": k, "samples": samples} | pack_sums(sums)), reply_to=message)

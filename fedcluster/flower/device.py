@@ -5,8 +5,9 @@ outside the package (`package.module:name`) is used only if the device was start
 """
 
 import json
+import logging
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
@@ -17,20 +18,40 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedcluster.data import sources
 from fedcluster.data.dataset import Dataset, DataSpec
-from fedcluster.data.partition import Partition, one_device
+from fedcluster.data.held_out import held_out_sizes, hold_out
+from fedcluster.data.partition import HeldOut, Partition, one_device
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Data, Experiment, load
 from fedcluster.fleet import fleet
 from fedcluster.flower.messages import InvalidMessage, pack_tensors, unpack_tensors
 from fedcluster.flower.registry import DEVICE_ID, Registration, outputs_of
 from fedcluster.models import tasks
+from fedcluster.models.metrics import Metric
+from fedcluster.models.tasks import Task
 from fedcluster.state import Tensors
+from fedcluster.training.evaluation import Evaluator, Sums
 from fedcluster.training.executors.in_process import InProcess
-from fedcluster.training.setup import build_trainer
+from fedcluster.training.setup import build_trainer, without_engine
 
 STATE = "fedcluster.device_state"  # records in Flower's Context
 RECEIVED = "fedcluster.received"
-PLAN = ("seed", "data", "model", "frozen", "task", "algorithm", "local", "transforms", "scale", "shift", "standardise")
+PLAN = (
+    "seed",
+    "data",
+    "model",
+    "frozen",
+    "task",
+    "metrics",
+    "test_share",
+    "algorithm",
+    "local",
+    "transforms",
+    "scale",
+    "shift",
+    "standardise",
+)
+
+logger = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
@@ -49,6 +70,7 @@ class Identity:
     init: str = ""
     columns: str = ""
     tell_statistics: bool = False
+    evaluate: bool = False
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> "Identity":
@@ -62,13 +84,15 @@ class Identity:
         texts = (str(config.get(name, "")) for name in ("timezone", "slots", "init", "columns"))
         zone, slots, init, columns = texts
         tell_statistics = bool(config.get("tell-statistics", False))
-        return cls(device, data, zone, slots, tell_labels, allow, init, columns, tell_statistics)
+        evaluate = bool(config.get("evaluate", False))
+        return cls(device, data, zone, slots, tell_labels, allow, init, columns, tell_statistics, evaluate)
 
     def config(self) -> dict[str, Any]:
         """The inverse of `of`."""
         texts = {"device": self.device, "data": self.data, "timezone": self.timezone, "slots": self.slots}
         texts |= {"allow": ",".join(self.allow), "init": self.init, "columns": self.columns}
-        return texts | {"tell-labels": self.tell_labels, "tell-statistics": self.tell_statistics}
+        told = {"tell-labels": self.tell_labels, "tell-statistics": self.tell_statistics}
+        return texts | told | {"evaluate": self.evaluate}
 
 
 class Device:
@@ -88,6 +112,8 @@ class Device:
         self.dataset = dataset or self.open(dict.fromkeys(self.statistics, (0.0, 1.0)))
         self.plan = ""
         self.executor: InProcess | None = None
+        self.evaluator: Evaluator | None = None
+        self.held_out: HeldOut | None = None
 
     def open(self, scales: dict[str, Any]) -> Dataset:
         """Our data, with columns of numbers standardised by these means and deviations."""
@@ -113,14 +139,40 @@ class Device:
             timezone=self.identity.timezone,
             slots=self.identity.slots,
             labels=labels,
+            test_samples=len(self.dataset.y_test) if self.identity.evaluate else None,
             statistics=self.statistics or None,
         )
 
     def prepare(self, plan: str) -> InProcess:
         """The simulator's executor with this device alone, built again only when the plan changes."""
         if self.executor is None or plan != self.plan:
-            self.executor, self.plan = self.build(plan), plan
+            self.executor, self.plan, self.evaluator = self.build(plan), plan, None
         return self.executor
+
+    def evaluate(self, plan: str, k: int, received: Tensors) -> tuple[int, Sums]:
+        """The number of samples on which we score the model, as device k, and the sums that our scores are made
+        from."""
+        if not self.identity.evaluate:
+            raise BadExperiment("this device does not let the server ask for its scores (--evaluate)")
+        executor = self.prepare(plan)
+        trainer = executor.trainer
+        if self.held_out is None:
+            raise BadData("this device holds out no samples")
+        if received.keys() != {"model"} or received["model"].shape != trainer.flat_model.w.shape:
+            raise InvalidMessage("not the model of the plan")
+        if self.evaluator is None:
+            metrics = self.metrics(trainer.task)
+            self.evaluator = Evaluator(trainer.flat_model, executor.dataset, None, trainer.task, metrics)
+        self.evaluator.load(received["model"])
+        x, y = self.held_out.samples(k)
+        return len(y), self.evaluator.sums(map, x, y, self.evaluator.metrics)
+
+    def metrics(self, task: Task) -> list[Metric]:
+        """Those of the plan. Their code has to be allowed, as all other, but is not needed for training."""
+        names = json.loads(self.plan)["metrics"]
+        for name in names or ():
+            self.check_allowed(str(name))
+        return tasks.metrics_of(Experiment(metrics=names), task)
 
     def build(self, text: str) -> InProcess:
         plan = read_plan(text)
@@ -128,6 +180,7 @@ class Device:
         for name in (plan["model"], task["name"], task.get("loss"), plan["algorithm"]["name"], *plan["transforms"]):
             self.check_allowed(str(name))  # before anything is imported
         keys = {key: plan[key] for key in ("seed", "task", "algorithm", "local", "transforms")}
+        keys["fleet"] = {"test_share": plan["test_share"]}
         init = {"init": self.identity.init} if plan["frozen"] is not None and self.identity.init else {}
         try:
             spec = DataSpec.read(plan["data"])
@@ -145,7 +198,11 @@ class Device:
                 "the frozen weights of the model differ from the server's: if the experiment has model.init, join with "
                 "--init and a copy of that file; else use the server's versions of the model's code and files"
             )
-        return InProcess(trainer, dataset, one_device(np.arange(self.samples), dataset))
+        if slower := without_engine(trainer.flat_model):
+            logger.warning("%s", slower)
+        partition = own_partition(dataset, experiment.fleet.test_share, experiment.seed)
+        self.held_out = partition.held_out
+        return InProcess(trainer, dataset, partition)
 
     def check_allowed(self, name: str) -> None:
         if ":" in name and name not in self.identity.allow:
@@ -169,6 +226,16 @@ class Device:
         return dataset if scale is None else dataset.standardised(scale, shift)
 
 
+def own_partition(dataset: Dataset, share: float, seed: int) -> Partition:
+    """The samples that this device trains on, and those on which it scores models: the share that it holds out, else
+    its own test samples."""
+    everything = one_device(np.arange(len(dataset.y_train)), dataset)
+    if share == 0:
+        own = HeldOut(np.array([len(dataset.y_test)]), lambda k: (dataset.x_test, dataset.y_test))
+        return replace(everything, held_out=own)
+    return hold_out(everything, share, dataset, seed) if held_out_sizes(everything.sizes, share).any() else everything
+
+
 def read_plan(text: str) -> dict[str, Any]:
     """A plan of the right form; its values are not checked yet."""
     try:
@@ -179,8 +246,8 @@ def read_plan(text: str) -> dict[str, Any]:
         raise InvalidMessage("a plan with unknown or missing keys")
     parts = plan["task"], plan["algorithm"]
     named = all(isinstance(part, dict) and "name" in part for part in parts)
-    if not named or not isinstance(plan["transforms"], list):
-        raise InvalidMessage("a plan without the names of task, algorithm and transforms")
+    if not named or not isinstance(plan["transforms"], list) or not isinstance(plan["metrics"], list | None):
+        raise InvalidMessage("a plan without the names of task, algorithm, transforms and metrics")
     return plan
 
 
@@ -210,23 +277,27 @@ def silent(text: str) -> None:
 
 
 @lru_cache(maxsize=1)
-def simulated_fleet(path: str) -> tuple[Dataset, Partition, str]:
-    """Data, partition and `model.init` of an experiment."""
+def simulated_fleet(path: str) -> tuple[Dataset, Partition, Experiment]:
+    """Data and partition of an experiment."""
     experiment = load(Path(path))
     dataset = sources.open_dataset(experiment.data, silent, tasks.target_of(experiment))
-    _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)
-    return partition.dataset or dataset, partition, experiment.model.init or ""
+    everything = experiment.fleet.model_copy(update={"test_share": 0.0})  # devices hold out samples themselves
+    _, partition = fleet.build(everything, dataset, experiment.seed)
+    return partition.dataset or dataset, partition, experiment
 
 
 @lru_cache(maxsize=256)
 def simulated_device(path: str, k: int) -> Device:
     """Device k of an experiment's simulated fleet, for Flower's simulation, where one process is many devices."""
-    dataset, partition, init = simulated_fleet(path)
+    dataset, partition, experiment = simulated_fleet(path)
     rows = partition.sample_indices(k)
     x, y = dataset.x_train.numpy()[rows], dataset.y_train.numpy()[rows]
     given = {name: getattr(dataset, name) for name in ("target", "outputs", "vocabulary")}
-    share = Dataset(x, y, dataset.x_test[:1].numpy(), dataset.y_test[:1].numpy(), **given)
-    return Device(Identity(str(k), path, init=init), share)
+    tested = partition.held_out if partition.held_out and partition.held_out.sizes[k] else None
+    x_test, y_test = tested.samples(k) if tested else (dataset.x_test[:1], dataset.y_test[:1])
+    share = Dataset(x, y, x_test.numpy(), y_test.numpy(), **given)
+    evaluate = tested is not None or experiment.fleet.test_share > 0
+    return Device(Identity(str(k), path, init=experiment.model.init or "", evaluate=evaluate), share)
 
 
 def load_state(context: RecordDict, run: str, number: int) -> Tensors | None:

@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from torch import Size, Tensor
 
 from fedcluster import __version__
 from fedcluster.state import Tensors
+
+SUMS = "sums/"  # begins the name of a field with the sums of the loss or of a metric
+LARGEST = 1e30  # of a sum or a score: those of many devices can be squared and added
 
 Fields = dict[str, Any]
 
@@ -53,6 +57,29 @@ def unpack_tensors(record: Mapping[str, Any]) -> Tensors:
             raise InvalidMessage("a tensor that is not float32")
         tensors[name] = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
     return tensors
+
+
+def pack_sums(sums: Mapping[str, Tensor]) -> Fields:
+    """The fields of a reply. Numbers travel as they are, in double precision."""
+    return {SUMS + name: tensor.to("cpu", torch.float64).reshape(-1).tolist() for name, tensor in sums.items()}
+
+
+def unpack_sums(fields: Fields, shapes: Mapping[str, Size]) -> Tensors:
+    """The sums of a reply, with these names and shapes; InvalidMessage where they are not, or too large."""
+    if {name for name in fields if name.startswith(SUMS)} != {SUMS + name for name in shapes}:
+        raise InvalidMessage("wrong names")
+    return {name: unpack_sum(name, fields[SUMS + name], shape) for name, shape in shapes.items()}
+
+
+def unpack_sum(name: str, given: Any, shape: Size) -> Tensor:
+    if not isinstance(given, list) or len(given) != shape.numel() or not all(type(part) is float for part in given):
+        raise InvalidMessage(f"{name}: wrong shape or type")
+    sums = torch.tensor(given, dtype=torch.float64)
+    if not torch.isfinite(sums).all():
+        raise InvalidMessage(f"{name}: not finite")
+    if (sums.abs() > LARGEST).any():
+        raise InvalidMessage(f"{name}: more than {LARGEST:g}")
+    return sums.reshape(shape)
 
 
 def version_mismatch(fields: Fields, other: str, this: str) -> str:

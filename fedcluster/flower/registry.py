@@ -26,6 +26,7 @@ from pydantic import (
 
 from fedcluster.data.dataset import DataSpec
 from fedcluster.data.encoding import Moments
+from fedcluster.data.held_out import held_out_sizes
 from fedcluster.data.partition import Labels
 from fedcluster.data.targets import MOST_TOKENS, PLURALS, TARGETS
 from fedcluster.errors import BadRun
@@ -69,7 +70,8 @@ def empty_or(check: Callable[[str], object]) -> AfterValidator:
 
 
 class Registration(BaseModel):
-    """What a device says of itself, checked."""
+    """What a device says of itself, checked. `test_samples` is the number of test samples in its own data, if the
+    server may ask for its scores."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -82,6 +84,7 @@ class Registration(BaseModel):
     timezone: Annotated[Text, empty_or(zone)] = ""
     slots: Annotated[Text, empty_or(daily_hours)] = ""
     labels: Annotated[list[Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=100_000)] | None = None
+    test_samples: Count | None = None
     statistics: Annotated[dict[str, Statistics], Field(max_length=10_000)] | None = None
 
     @model_validator(mode="after")
@@ -132,8 +135,8 @@ class Registry:
         return next((k for k, entry in enumerate(self.entries) if entry.device == device), None)
 
     def register(self, registration: Registration) -> str | None:
-        """Register a device that is online. A known device keeps its entry, another one joins with the next round.
-        Returns the reason if it is refused."""
+        """Register a device that is online. A known device keeps its entry, but may change whether it is asked for its
+        scores; another one joins with the next round. Returns the reason if it is refused."""
         known = self.number(registration.device)
         if known is None:
             if len(self.entries) + len(self.pending) >= MAX_DEVICES:
@@ -144,6 +147,7 @@ class Registry:
             return mismatch
         if self.entries[known].samples != registration.samples:
             return f"it had {self.entries[known].samples:,} samples and now says {registration.samples:,}"
+        self.entries[known] = self.entries[known].model_copy(update={"test_samples": registration.test_samples})
         return None
 
     def mismatch(self, registration: Registration) -> str | None:
@@ -223,6 +227,7 @@ class Registry:
             free = daily([daily_hours(entry.slots) for entry in entries], np.nan_to_num(ahead))
         known = DeviceTable(utc_offset=None if np.isnan(ahead).all() else ahead, availability=free)
         sizes, names = np.array([entry.samples for entry in entries]), np.array([entry.device for entry in entries])
+        sizes -= held_out_sizes(sizes, self.experiment.fleet.test_share)  # devices do not train on these
         return Fleet(sizes, names, labels, known, self.experiment.accept.cap(claimed=True))
 
     def clusters(self, round: int | None = None) -> Clusters:
@@ -232,15 +237,23 @@ class Registry:
     def members(self, round: int | None) -> list[Entry]:
         return self.entries if round is None else [entry for entry in self.entries if entry.since <= round]
 
+    def test_sizes(self, round: int) -> Ints:
+        """The number of samples on which each device that takes part in a round may be scored: those that it holds out,
+        or its own test samples. 0 if it does not let the server ask."""
+        entries, share = self.members(round), self.experiment.fleet.test_share
+        held = held_out_sizes(np.array([entry.samples for entry in entries]), share)
+        own = np.array([entry.test_samples or 0 for entry in entries])
+        return np.where(own > 0, held, 0) if share else own
+
     def capped_claims(self, first: int = 0) -> list[str]:
         """A warning for every device, from number `first` on, whose claimed number of samples is capped."""
         fleet = self.fleet()
-        counts = capped(fleet.sizes, fleet.cap).tolist()
+        sizes, counts = fleet.sizes.tolist(), capped(fleet.sizes, fleet.cap).tolist()
         return [
             f"device {entry.device} says that it has {entry.samples:,} samples and counts for {count:,}, "
             f"{fleet.cap:g} times the median (accept.sample_cap)"
-            for entry, count in zip(self.entries[first:], counts[first:], strict=True)
-            if count < entry.samples
+            for entry, size, count in zip(self.entries[first:], sizes[first:], counts[first:], strict=True)
+            if count < size
         ]
 
 

@@ -7,6 +7,7 @@
 
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -22,10 +23,9 @@ from fedcluster.flower.listener import raise_descriptor_limit
 from fedcluster.flower.proxy import Proxy
 from fedcluster.flower.registry import Registry, RegistrySchedule
 from fedcluster.flower.round_start import RoundStart
-from fedcluster.flower.setup import ServeOptions, check_min_updates, prepare, with_executor
+from fedcluster.flower.setup import ServeOptions, check_min_updates, largest_reply, prepare, with_executor
 from fedcluster.flower.transport import Notifier
 from fedcluster.runs.directory import Folder, fresh
-from fedcluster.runs.ledger import size
 from fedcluster.runs.progress import Display, default_display
 from fedcluster.training.best_model import keep_best
 from fedcluster.training.callbacks import CallbackList, Progress, stop_rule
@@ -38,7 +38,6 @@ from fedcluster.training.run import Result
 from fedcluster.training.setup import unequal_clusters
 from fedcluster.training.threads import repeatable
 
-OVERHEAD = 2**16  # bytes of a reply besides its tensors
 POLL_SECONDS = 0.5  # between two looks for devices
 
 Keys = dict[bytes, str] | None
@@ -97,10 +96,6 @@ def check(experiment: Experiment) -> None:
         raise BadExperiment(
             'clusters.features = "gradients" needs all data in one place: use "labels", and join with --tell-labels'
         )
-    if experiment.fleet.test_share:
-        raise BadExperiment(
-            "fleet.test_share holds out samples in a simulation only: leave it out, and keep test data on the devices"
-        )
     if getattr(experiment.clusters.options, "soft", False):
         raise BadExperiment("clusters.soft: in a federation a device is in one cluster: remove it")
 
@@ -123,7 +118,7 @@ def deploy(
         check_min_updates(schedule, serve_options)
         setup = prepare(schedule, display.say)
         rules, keeping = stop_rule(setup), keep_best(setup, folder, display.say)
-        max_bytes = max(size(phase.upload_spec(setup.start)) for phase in setup.algorithm.phases) + OVERHEAD
+        max_bytes = largest_reply(setup)
         if proxy is not None:
             proxy.max_upload = max_bytes
         setup = with_executor(setup, directory, max_bytes, serve_options)
@@ -147,7 +142,7 @@ def deploy(
             state = train(setup, record, state, watching)
         if watching.stopped:
             display.say(f"stopped after round {state.round}: {watching.stopped}")
-        finish(folder, setup, state, record.history)
+        finish(folder, replace(setup, fleet=registry.fleet()), state, record.history)  # with the devices that came late
         setup.flat_model.load(state.model)
         return Result(record.history, setup.flat_model.module, folder.path)
 

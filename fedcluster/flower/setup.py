@@ -3,18 +3,25 @@
 import json
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from fedcluster.data import sources
 from fedcluster.data.dataset import DataSpec
+from fedcluster.data.held_out import check_share
 from fedcluster.data.targets import PLURALS
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import WITH_DEVICES, Data
 from fedcluster.flower.device import PLAN
+from fedcluster.flower.evaluation import RemoteEvaluation, expected_sums
 from fedcluster.flower.executor import REMOTE_STATE, FlowerExecutor, NodeDirectory, NoExecutor
 from fedcluster.flower.registry import MAX_DEVICES, Registry, RegistrySchedule
 from fedcluster.models import tasks, zoo
 from fedcluster.models.tasks import Task
 from fedcluster.reporting import Say
+from fedcluster.runs.ledger import size
 from fedcluster.training.setup import Setup, assemble, build_trainer, check_output, with_targets
+
+OVERHEAD = 2**16  # bytes of a reply besides its numbers
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ def prepare(schedule: RegistrySchedule, say: Say) -> Setup:
     """The setup without an executor. Samples and device state are with the devices."""
     registry = schedule.registry
     experiment = registry.experiment
+    check_share(np.array([entry.samples for entry in registry.members(0)]), experiment.fleet.test_share)
     dataset = None
     if experiment.data.name != WITH_DEVICES:
         dataset = sources.open_dataset(server_data(registry), say, tasks.target_of(experiment))
@@ -72,11 +80,19 @@ def learned(spec: DataSpec, task: Task) -> DataSpec:
 
 
 def with_executor(setup: Setup, directory: NodeDirectory, max_bytes: int, serve_options: ServeOptions) -> Setup:
-    """Let devices train. `max_bytes` bounds their replies."""
-    plan = plan_for(setup, directory.registry.scales)
+    """Let devices train and, where they allow it, score the model. `max_bytes` bounds their replies."""
+    plan, deadline = plan_for(setup, directory.registry.scales), serve_options.deadline
     keeps_state = bool(setup.initial_device_state)
-    executor = FlowerExecutor(directory, setup.algorithm, plan, max_bytes, keeps_state, serve_options.deadline)
-    return replace(setup, executor=executor, min_updates=serve_options.min_updates)
+    executor = FlowerExecutor(directory, setup.algorithm, plan, max_bytes, keeps_state, deadline)
+    scores = RemoteEvaluation(directory, setup, plan, max_bytes, deadline)
+    return replace(setup, executor=executor, evaluate_devices=scores, min_updates=serve_options.min_updates)
+
+
+def largest_reply(setup: Setup) -> int:
+    """Bytes of the largest reply that a device may send."""
+    updates = [size(phase.upload_spec(setup.start)) for phase in setup.algorithm.phases]
+    scores = sum(8 * tensor.numel() for tensor in expected_sums(setup).values())
+    return max(*updates, scores) + OVERHEAD
 
 
 def check_min_updates(schedule: RegistrySchedule, serve_options: ServeOptions) -> None:
@@ -100,6 +116,8 @@ def plan_for(setup: Setup, scales: dict[str, tuple[float, float]] | None) -> str
         keys.get("model", {}).get("name") or zoo.default_name(spec),
         setup.flat_model.frozen_digest(),
         {"name": setup.task.name} | keys.get("task", {}),
+        keys.get("metrics"),
+        experiment.fleet.test_share,
         keys["algorithm"],
         keys["local"],
         keys["transforms"],

@@ -1,4 +1,5 @@
-"""Evaluation by device: the global model on each device's own held-out samples."""
+"""Evaluation by device: the global model on each device's own held-out samples. The devices of a federation are asked
+for their scores in `flower.evaluation`."""
 
 from typing import Any, Protocol
 

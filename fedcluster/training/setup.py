@@ -95,8 +95,8 @@ def prepare(
     trainer = build_trainer(experiment, dataset.spec, device, local, precision)
     flat_model = trainer.flat_model
     check_output(flat_model, dataset, task)
-    if flat_model.could_be_compiled and flat_model.network is None:
-        say(f"training with torch, which is slower for this model: {unavailable_reason()}")
+    if slower := without_engine(flat_model):
+        say(slower)
     sample, held_out = partition.pooled(SAMPLE, seed), partition.held_out
     if central:
         partition = pool(partition, dataset, seed)
@@ -233,6 +233,13 @@ def build_trainer(
     flat_model = start_model(experiment, spec, device, algorithm.objective(task.objective), precision)
     transforms = Transforms(experiment.transforms, experiment.seed)
     return Trainer(task, algorithm, flat_model, local, experiment.seed, transforms)
+
+
+def without_engine(flat_model: FlatModel) -> str | None:
+    """A sentence where the compiled engine could train this model, and is not available."""
+    if not flat_model.could_be_compiled or flat_model.network is not None:
+        return None
+    return f"training with torch, which is slower for this model: {unavailable_reason()}"
 
 
 def build_clusters(

@@ -51,31 +51,49 @@ def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Twelve devices that stay while servers come and go."""
     with Federation(tmp_path_factory.mktemp("twelve"), EXPERIMENT) as federation:
         for k in range(12):
-            federation.join(k, "--allow", SLOW)
+            federation.join(k, "--allow", SLOW, "--evaluate")
         yield federation
 
 
-@pytest.mark.parametrize(
-    "local",
-    [
-        {"algorithm": "fedprox", "optimizer": "adam", "lr": 0.002},
-        {"algorithm": "scaffold"},
-        {"algorithm": "vrl_sgd", "steps": [3, 6]},  # two phases
-        {"algorithm": "mime", "optimizer": "momentum"},  # the second does not send the model again
-        {"algorithm": "fedhbm", "schedule": {"name": "cosine"}},
-    ],
-    ids=lambda local: local["algorithm"],
-)
-def test_a_federation_equals_its_simulation(twelve: Federation, tmp_path: Path, local: dict[str, Any]) -> None:
-    name = local["algorithm"]
-    experiment = EXPERIMENT.override(**{f"local.{key}": value for key, value in local.items()})
+CASES: dict[str, dict[str, Any]] = {
+    "fedprox": {"local.optimizer": "adam", "local.lr": 0.002},
+    "scaffold": {},
+    "vrl_sgd": {"local.steps": [3, 6]},  # two phases
+    "mime": {"local.optimizer": "momentum"},  # the second does not send the model again
+    "fedhbm": {"local.schedule": {"name": "cosine"}},
+    "fedavg": {"task": {"name": "regression", "loss": "huber"}},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_federation_equals_its_simulation(twelve: Federation, tmp_path: Path, name: str) -> None:
+    experiment = EXPERIMENT.override(**{"local.algorithm": name} | CASES[name])
     server = twelve.serve(name, experiment=experiment)
-    fedcluster.run(experiment, tmp_path / name, display=Display())
+    fedcluster.run(pooled(twelve, experiment, 12), tmp_path / name, display=Display())
     twelve.finish(server, name)
     assert twelve.model(name) == (tmp_path / name / "model.safetensors").read_bytes()
     last = twelve.lines(name, "metrics.jsonl")[-1]
     assert (last["device_updates"], last["aggregations"], last["refused"]) == (12, 6, 0)
     assert all(turn["missing"] == [] for turn in twelve.lines(name))
+
+
+SCORED = EXPERIMENT.override(**{"fleet.test_share": 0.25, "eval.every": 1, "metrics": ["accuracy", "macro_f1"]})
+
+
+def summaries(lines: list[dict[str, Any]]) -> list[Any]:
+    return [line["by_device"] for line in lines]
+
+
+def test_devices_are_scored_as_in_simulation(twelve: Federation, tmp_path: Path) -> None:
+    """On samples that they hold out, and do not train on."""
+    server = twelve.serve("scored", experiment=SCORED)
+    history = fedcluster.run(pooled(twelve, SCORED, 12), tmp_path / "run", display=Display()).history
+    said = twelve.finish(server, "scored")
+    assert "round 2: 12 of 12 devices have sent their scores" in said
+    for name in ("model.safetensors", "devices.jsonl", "devices.parquet"):
+        assert (twelve.folder / "scored" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+    assert summaries(twelve.lines("scored", "metrics.jsonl")) == summaries(history)
+    assert (twelve.folder / "scored/devices.png").exists()
 
 
 def test_a_federation_stops_by_its_rule_keeps_its_best_model_and_trains_longer(
@@ -98,8 +116,9 @@ def children(pid: int) -> list[int]:
 
 
 def test_a_killed_superlink_and_a_killed_server_are_resumed(twelve: Federation, tmp_path: Path) -> None:
-    """With SCAFFOLD, whose devices keep something: a turn that is taken twice begins where it began the first time."""
-    experiment = EXPERIMENT.override(**{"local.algorithm": "scaffold", "rounds": 5})
+    """With SCAFFOLD, whose devices keep something: a turn that is taken twice begins where it began the first time. The
+    scores of devices are on record once."""
+    experiment = SCORED.override(**{"local.algorithm": "scaffold", "rounds": 5})
     server = twelve.serve("killed", experiment=experiment)
     until(lambda: len(twelve.lines("killed")) >= 2)
     for pid in children(server.pid):
@@ -117,8 +136,9 @@ def test_a_killed_superlink_and_a_killed_server_are_resumed(twelve: Federation, 
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in orphans))  # the SuperLink goes with it
 
     twelve.finish(twelve.serve("killed", "--resume", experiment=experiment), "killed")
-    fedcluster.run(experiment, tmp_path / "run", display=Display())
-    assert twelve.model("killed") == (tmp_path / "run" / "model.safetensors").read_bytes()
+    fedcluster.run(pooled(twelve, experiment, 12), tmp_path / "run", display=Display())
+    for name in ("model.safetensors", "devices.jsonl", "devices.parquet"):
+        assert (twelve.folder / "killed" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
     turns = [(turn["round"], turn["cycle"]) for turn in twelve.lines("killed")]
     assert turns == [(round, cycle) for round in range(1, 6) for cycle in range(3)]
     assert twelve.lines("killed", "metrics.jsonl")[-1]["device_updates"] == 5 * 6
@@ -127,7 +147,13 @@ def test_a_killed_superlink_and_a_killed_server_are_resumed(twelve: Federation, 
 def test_killed_devices_are_missed_and_one_comes_back(twelve: Federation) -> None:
     """One device comes late. Then three of a cluster are killed in the middle of their cycle: it ends without them, and
     one is restarted and takes part again. Then the whole cluster is offline, and the others continue."""
-    slow = {"local.algorithm": SLOW, "clusters.participation": 1.0, "clusters.order": "cyclic", "rounds": 1000}
+    slow = {
+        "local.algorithm": SLOW,
+        "clusters.participation": 1.0,
+        "clusters.order": "cyclic",
+        "rounds": 1000,
+        "eval.every": 1000,
+    }
     twelve.devices.pop("11").terminate()
     server = twelve.serve("faults", experiment=EXPERIMENT.override(**slow))
     until(lambda: len(twelve.lines("faults")) >= 1)
@@ -172,6 +198,7 @@ def registry(federation: Federation, out: str) -> list[dict[str, Any]]:
 
 
 MODES = {"3": "nan", "5": "shape", "6": "names", "8": "replay", "9": "hang", "10": "flood"}
+LIAR = {"7": "scores"}  # trains as it should
 
 
 class Honest(InProcess):
@@ -185,9 +212,9 @@ class Honest(InProcess):
 
 
 def test_attackers_are_refused_by_name_and_change_nothing(twelve: Federation) -> None:
-    experiment = EXPERIMENT.override(**{"clusters.participation": 1.0})
+    experiment = EXPERIMENT.override(**{"clusters.participation": 1.0, "fleet.test_share": 0.25, "eval.every": 1})
     attackers = {}
-    for device, mode in MODES.items():
+    for device, mode in (MODES | LIAR).items():
         twelve.devices.pop(device).terminate()
         words = (mode, twelve.server, device, twelve.folder)
         attackers[mode] = twelve.module("tests.attacker", f"attacker-{mode}", *words)
@@ -231,6 +258,8 @@ def test_attackers_are_refused_by_name_and_change_nothing(twelve: Federation) ->
         "refused the update of device 6 (wrong names)",
         "refused the update of device 8 (for round 0, cycle",
         "device 9: no answer in time",
+        "round 2, scores: device 7: refused its scores (accuracy: out of range)",
+        "round 2: 4 of 11 devices have sent their scores",
         "proxy: refused device 10 at 127.0.0.1: an upload of more than",
     ):
         assert refused in said, refused + "\n" + said
@@ -238,6 +267,7 @@ def test_attackers_are_refused_by_name_and_change_nothing(twelve: Federation) ->
         "imposter-says"
     )
     assert twelve.model("attacked") == simulated(twelve, experiment)
+    assert [line["device"] for line in twelve.lines("attacked", "devices.jsonl")] == [[0, 1, 2, 4]] * 2
 
 
 def plain(port: int) -> None:
@@ -260,15 +290,21 @@ def knock(federation: Federation) -> None:
             assert client.post("/v1/fleet/push-object", content=b"x" * 2**21).status_code == 403
 
 
-def simulated(federation: Federation, experiment: fedcluster.Experiment) -> bytes:
-    """The same on a fleet without device 11, which never got in."""
-    files = [np.load(federation.folder / f"{k}.npz") for k in range(11)]
-    pooled: dict[str, Any] = {
+def pooled(federation: Federation, experiment: fedcluster.Experiment, devices: int) -> fedcluster.Experiment:
+    """The experiment on the devices' data, in one place."""
+    files = [np.load(federation.folder / f"{k}.npz") for k in range(devices)]
+    arrays: dict[str, Any] = {
         name: np.concatenate([file[name] for file in files]) for name in ("x_train", "y_train", "x_test", "y_test")
     }
-    owner = np.repeat(np.arange(11), [len(file["y_train"]) for file in files])
-    dataset = fedcluster.Dataset(**pooled, device_train=owner, classes=10)
-    setup = prepare.prepare(experiment.override(data={"name": dataset}, fleet=Fleet(partition="natural")))
+    owner = np.repeat(np.arange(devices), [len(file["y_train"]) for file in files])
+    dataset = fedcluster.Dataset(**arrays, device_train=owner, classes=10)
+    natural = Fleet(partition="natural", test_share=experiment.fleet.test_share)
+    return experiment.override(data={"name": dataset}, fleet=natural)
+
+
+def simulated(federation: Federation, experiment: fedcluster.Experiment) -> bytes:
+    """The same on a fleet without device 11, which never got in."""
+    setup = prepare.prepare(pooled(federation, experiment, 11))
     old = setup.executor
     assert isinstance(old, InProcess)
     assert setup.partition is not None

@@ -322,6 +322,8 @@ DATA = {"shape": [5], "target": "class", "outputs": 3, "vocabulary": 0}
 def plan(**more: Any) -> str:
     keys = {"seed": 0, "data": DATA, "model": "logistic", "frozen": None, "task": {"name": "classification"}}
     keys |= {
+        "metrics": None,
+        "test_share": 0.0,
         "algorithm": {"name": "fedavg"},
         "local": {},
         "transforms": [],
@@ -377,6 +379,8 @@ def test_a_device_standardises_for_every_experiment_anew(tmp_path: Path) -> None
         (plan(data=DATA | {"outputs": 10**9}), "cannot be followed"),
         (plan(data=DATA | {"target": "text"}), "cannot be followed"),
         (plan(data=DATA | {"target": "token"}), "needs targets that are next tokens, but those of own.npz are classes"),
+        (plan(metrics="accuracy"), "without the names of .* metrics"),
+        (plan(test_share=2), "cannot be followed"),
         (plan(frozen="0" * 64), "the frozen weights of the model differ from the server's"),
     ],
 )
