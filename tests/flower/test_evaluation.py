@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import fedcluster
+from fedcluster.data.sources import open_dataset
 from fedcluster.errors import BadData, BadExperiment
-from fedcluster.flower.device import Device, Identity
+from fedcluster.fleet import fleet
+from fedcluster.flower.device import Device, Identity, own_partition
 from fedcluster.flower.evaluation import RemoteEvaluation, expected_sums
 from fedcluster.flower.messages import InvalidMessage, pack_sums
 from fedcluster.flower.registry import Registry, read_registration
@@ -117,6 +119,25 @@ def test_a_device_scores_a_model_as_the_simulator_does(tmp_path: Path) -> None:
     assert samples == line["samples"][3]
     assert values(sums, setup.evaluate.metrics) == {name: line[name][3] for name in ("loss", "accuracy")}
     assert device.evaluate(plan(), 3, {"model": w})[0] == 40
+
+
+@pytest.mark.parametrize("partition", ["major_class", "iid"])
+def test_a_device_holds_out_what_the_simulator_holds_out(partition: str) -> None:
+    """Also where it holds copies of a sample: 300 samples, nine tenths of a class of 143. It knows its samples by their
+    values, the simulator by their rows."""
+    digits, keys = open_dataset("digits"), {"devices": 6, "samples": 300, "partition": partition}
+    _, everything = fleet.build(fedcluster.Experiment(fleet=keys).fleet, digits, 3)
+    _, rest = fleet.build(fedcluster.Experiment(fleet=keys | {"test_share": 0.25}).fleet, digits, 3)
+    assert rest.held_out is not None
+    for k in (0, 5):
+        rows = everything.sample_indices(k)
+        mine = (digits.x_train[rows].numpy(), digits.y_train[rows].numpy())
+        data = fedcluster.Dataset(*mine, digits.x_test[:1], digits.y_test[:1], classes=10)
+        own = own_partition(data, 0.25, 3)
+        assert own.held_out is not None
+        pairs = zip(own.held_out.samples(k), rest.held_out.samples(k), strict=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        assert torch.equal(data.x_train[own.sample_indices(k)], digits.x_train[rest.sample_indices(k)])
 
 
 def test_a_device_decides_itself_whether_it_is_scored(tmp_path: Path) -> None:
