@@ -17,7 +17,6 @@ from fedcluster.flower.device import Device, Identity, own_partition
 from fedcluster.flower.evaluation import RemoteEvaluation, expected_sums
 from fedcluster.flower.messages import InvalidMessage, pack_sums
 from fedcluster.flower.registry import Registry, read_registration
-from fedcluster.runs.progress import Display
 from fedcluster.training import setup as prepare
 from fedcluster.training.evaluation import values
 from tests.conftest import blobs
@@ -35,7 +34,7 @@ def own(tmp_path: Path, **identity: Any) -> Device:
 
 @pytest.fixture(scope="module")
 def server() -> RemoteEvaluation:
-    setup = prepare.prepare(fedcluster.Experiment(model={"name": "logistic"}), Display())
+    setup = prepare.prepare(fedcluster.Experiment(model={"name": "logistic"}))
     return RemoteEvaluation(SimpleNamespace(grid=None, notifier=None), setup, "", 0, 0)  # type: ignore[arg-type]
 
 
@@ -71,7 +70,7 @@ def test_scores_that_are_refused(server: RemoteEvaluation, given: dict[str, Any]
 
 def test_sums_that_make_a_metric_fail_are_refused() -> None:
     """The square root of a negative mean is not a number."""
-    setup = prepare.prepare(experiment(dataset(X, NUMBERS)), Display())
+    setup = prepare.prepare(experiment(dataset(X, NUMBERS)))
     server = RemoteEvaluation(SimpleNamespace(grid=None, notifier=None), setup, "", 0, 0)  # type: ignore[arg-type]
     given = pack_sums(expected_sums(setup)) | {"sums/rmse": [-1.0, 1.0], "round": 2, "device": 3, "samples": 10}
     with pytest.raises(InvalidMessage, match="sums that no samples have"):
@@ -90,7 +89,7 @@ def test_sums_that_make_a_metric_fail_are_refused() -> None:
 )
 def test_the_server_expects_the_sums_that_samples_have(x: Any, y: Any, metrics: list[str]) -> None:
     model = {"name": "lstm" if x.dtype == np.int64 else "logistic"}
-    setup = prepare.prepare(experiment(dataset(x, y), metrics=metrics, model=model), Display())
+    setup = prepare.prepare(experiment(dataset(x, y), metrics=metrics, model=model))
     assert setup.dataset is not None
     setup.evaluate.load(setup.start.model)
     found = setup.evaluate.sums(map, setup.dataset.x_test, setup.dataset.y_test, setup.evaluate.metrics)
@@ -107,7 +106,7 @@ def test_a_device_scores_a_model_as_the_simulator_does(tmp_path: Path) -> None:
         clusters={"count": 1},
         model={"name": "logistic"},
     )
-    setup = prepare.prepare(described, Display())
+    setup = prepare.prepare(described)
     assert setup.evaluate_devices is not None
     w = torch.linspace(-1, 1, setup.start.model.numel())
     line, _ = setup.evaluate_devices.measure(w, 1)
