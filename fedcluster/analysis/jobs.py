@@ -56,7 +56,7 @@ def run_all(
         if lost > MAX_RESTARTS:
             raise LostRank(
                 f"the training processes were lost {lost} times in a row (exit code {codes[0]}), perhaps because "
-                f"memory ran out: free some or use fewer workers, and go on with --resume; progress is saved in {out}"
+                f"memory ran out: use fewer workers, and continue with --resume; progress is saved in {out}"
             )
         if codes:
             say(f"a training process was lost (exit code {codes[0]}); another one continues its run")

@@ -1,4 +1,4 @@
-"""The output folder of a run: what it holds, who may write to it, and where a stopped run goes on.
+"""The output folder of a run: its files, its lock, and where a stopped run continues.
 
 experiment.toml    the experiment, resolved
 run.json           what it ran on: versions, sizes, fingerprints, the start's loss; once finished, digests of its files
@@ -37,7 +37,7 @@ VERSIONS = ("fedcluster", "torch", "numpy")
 
 
 class Resumed(NamedTuple):
-    """Where a run goes on."""
+    """Where a run continues."""
 
     state: State
     ledger: Ledger
@@ -116,7 +116,7 @@ class Folder:
         if isinstance(stored, dict) and stored != fingerprints:
             changed = [key for key in stored | fingerprints if stored.get(key) != fingerprints.get(key)]
             raise BadRun(
-                f"{self.path} was begun with other {' and '.join(changed)} than there is now under the same name: "
+                f"{self.path} was started with different {' and '.join(changed)} under the same name: "
                 "put the old files back, or choose another --out"
             )
 
@@ -128,15 +128,18 @@ class Folder:
         before = self.facts()
         precision = before.get("precision", "float32")
         if before and precision != facts["precision"]:
-            raise BadRun(f"{self.path} was begun with --precision {precision}: resume it with the same")
+            raise BadRun(f"{self.path} was started with --precision {precision}: resume it with the same")
         for what in ("arithmetic", "cohorts"):
             if before.get(what) not in (None, facts[what]):
                 kind = "cohorts" if what == "cohorts" else "steps"
-                say(f"begun with {before[what]} {kind}, going on with {facts[what]} ones: the last digits will differ")
+                say(
+                    f"started with {before[what]} {kind}, continued with {facts[what]} ones: "
+                    "the last digits will differ"
+                )
         other = [f"{name} {before[name]}" for name in VERSIONS if before.get(name) not in (None, facts[name])]
         if other:
             now = ", ".join(f"{name} {facts[name]}" for name in VERSIONS if before.get(name) not in (None, facts[name]))
-            say(f"begun under {', '.join(other)}, going on under {now}: the last digits may differ")
+            say(f"started under {', '.join(other)}, continued under {now}: the last digits may differ")
         self.run = digest(
             {"experiment": digest(rest(self.experiment.to_dict())), "fingerprints": facts["fingerprints"]}
         )
@@ -169,10 +172,10 @@ class Folder:
                     f"file back from a copy, or remove {path.parent} to train again from the start"
                 )
             except (ValueError, KeyError) as error:
-                say(f"checkpoint {path.stem} is {error}; going back to the one before")
+                say(f"checkpoint {path.stem} is {error}; using the one before")
             else:
                 if altered:
-                    say(f"{altered.args[0].split(',')[0]}; going back to checkpoint {path.stem}")
+                    say(f"{altered.args[0].split(',')[0]}; using checkpoint {path.stem}")
                 return Resumed(stored.state, stored.ledger, stored.seconds, kept)
         if altered:
             raise altered
@@ -210,9 +213,9 @@ class Folder:
         facts = self.facts()
         digests = facts.get("finished")
         if not facts:
-            raise BadRun(f"{self.path}/run.json is gone: delete {MODEL} too, and --resume writes them again")
+            raise BadRun(f"{self.path}/run.json is missing: delete {MODEL} too, and --resume writes both again")
         if digests is None:
-            say(f"{self.path} was written by fedcluster 0.1, without digests: what it holds is not checked")
+            say(f"{self.path} was written by fedcluster 0.1, without digests: its files are not checked")
             return
         for name, expected in digests.items():
             path = self.path / name
@@ -221,8 +224,8 @@ class Folder:
             if name == MODEL:
                 raise BadRun(f"{path} is damaged: delete it, and --resume writes it again from the checkpoint")
             raise BadRun(
-                f"{path} is {'altered' if path.exists() else 'gone'} since the run finished: put it back from a copy, "
-                "or run the experiment again in another --out"
+                f"{path} {'was altered' if path.exists() else 'was deleted'} after the run had finished: put it back "
+                "from a copy, or run the experiment again in another --out"
             )
 
     def write(self, name: str, content: bytes | str) -> None:

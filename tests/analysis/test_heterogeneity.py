@@ -330,8 +330,8 @@ def test_a_model_that_torch_func_cannot_take_gives_the_same_one_by_one() -> None
     flat_model = FlatModel(AlexNet((1, 8, 8), 3))
     w = flat_model.w.clone()
     single = single_gradients(flat_model, w, data)
-    assert single.__name__ == "in_turn"
-    assert single_gradients(FlatModel(Logistic((1, 8, 8), 3)), torch.zeros(195), data).__name__ == "at_once"
+    assert single.__name__ == "one_by_one"
+    assert single_gradients(FlatModel(Logistic((1, 8, 8), 3)), torch.zeros(195), data).__name__ == "vectorized"
     rows = np.arange(6)
     batches = Batches(data, rows, Local(), 0, (0, 0, 0))
     _, mean = loss_and_gradient(flat_model, w, batches)

@@ -235,7 +235,7 @@ def test_a_changed_fleet_file_is_refused_on_resume(tmp_path: Path, monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         fedcluster.run(experiment, tmp_path / "run", display=Display())
     path.write_text("up_mbps\n" + "1\n" * 9 + "2\n")
-    with pytest.raises(fedcluster.FedClusterError, match="begun with other fleet"):
+    with pytest.raises(fedcluster.FedClusterError, match="started with different fleet"):
         fedcluster.run(experiment, tmp_path / "run", resume=True, display=Display())
 
 

@@ -176,7 +176,7 @@ def test_resuming_with_other_arithmetic_is_reported(
     monkeypatch.setenv("PATH", "/nowhere")
     library.load.cache_clear()
     fedcluster.run(EXPERIMENT, tmp_path / "run", resume=True, display=Listen())
-    assert any("begun with compiled steps, going on with torch ones" in text for text in Listen.said)
+    assert any("started with compiled steps, continued with torch ones" in text for text in Listen.said)
 
 
 @needs_compiler

@@ -133,7 +133,7 @@ def test_a_run_is_not_resumed_with_other_frozen_weights(tmp_path: Path) -> None:
     fedcluster.run(described, tmp_path / "run", display=Display())
     (tmp_path / "run" / "model.safetensors").unlink()
     torch.nn.init.ones_(module.get_parameter("0.bias"))
-    with pytest.raises(BadRun, match="begun with other frozen weights"):
+    with pytest.raises(BadRun, match="started with different frozen weights"):
         fedcluster.run(described, tmp_path / "run", resume=True, display=Display())
 
 

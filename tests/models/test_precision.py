@@ -106,7 +106,7 @@ def test_workers_and_resume_equal_one_process_to_the_bit(tmp_path: Path) -> None
 
     with pytest.raises(KeyboardInterrupt):
         fedcluster.run(described, tmp_path / "again", display=Display(), precision="bf16", callbacks=[Interrupt()])
-    with pytest.raises(BadRun, match="was begun with --precision bf16: resume it with the same"):
+    with pytest.raises(BadRun, match="was started with --precision bf16: resume it with the same"):
         fedcluster.run(described, tmp_path / "again", resume=True, display=Display())
     again = fedcluster.run(described, tmp_path / "again", resume=True, display=Display(), precision="bf16").model
     for name, tensor in alone.items():

@@ -180,7 +180,7 @@ def test_stopped_between_the_last_cycle_and_the_evaluation(
     display = Remember()
     fedcluster.run(EXPERIMENT, tmp_path / "run", resume=True, display=display)
     assert essence(tmp_path / "run") == essence(whole)
-    assert not any("going back" in said for said in display.said)
+    assert not any("; using " in said for said in display.said)
 
 
 def interrupt(*_: Any) -> None:
@@ -208,7 +208,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(damage: str,
             tensors.unlink()
     display = Remember()
     fedcluster.run(EXPERIMENT, stopped, resume=True, display=display)
-    assert any("00000004-000002" in said and "going back to the one before" in said for said in display.said)
+    assert any("00000004-000002" in said and "using the one before" in said for said in display.said)
     assert essence(stopped) == essence(whole)
 
 
@@ -264,7 +264,7 @@ def test_changed_data_under_the_same_name_are_refused(tmp_path: Path, stopped: P
     facts = json.loads((stopped / "run.json").read_text())
     facts["fingerprints"]["data"] = "0" * 64
     (stopped / "run.json").write_text(json.dumps(facts))
-    with pytest.raises(BadRun, match="begun with other data"):
+    with pytest.raises(BadRun, match="started with different data"):
         fedcluster.run(EXPERIMENT, stopped, resume=True, display=Display())
 
 
@@ -385,8 +385,8 @@ def finished(whole: Path, tmp_path: Path) -> Path:
     ("name", "sentence"),
     [
         ("model.safetensors", "is damaged: delete it"),
-        ("metrics.jsonl", "is altered since the run finished"),
-        ("cycles.jsonl", "is altered since the run finished"),
+        ("metrics.jsonl", "was altered after the run had finished"),
+        ("cycles.jsonl", "was altered after the run had finished"),
         ("run.json", "is damaged: put it back"),
     ],
 )
@@ -398,7 +398,7 @@ def test_a_finished_run_is_checked(name: str, sentence: str, finished: Path, who
         fedcluster.run(EXPERIMENT, finished, resume=True, display=Display())
     (finished / name).unlink()
     if name != "model.safetensors":
-        with pytest.raises(BadRun, match=rf"{name} is gone"):
+        with pytest.raises(BadRun, match=rf"{name} (was deleted|is missing)"):
             fedcluster.run(EXPERIMENT, finished, resume=True, display=Display())
     if name in ("model.safetensors", "run.json"):  # the remedy that the sentence offers
         (finished / "model.safetensors").unlink(missing_ok=True)
@@ -427,9 +427,9 @@ def test_resuming_under_other_versions_says_so(stopped: Path, monkeypatch: pytes
     monkeypatch.setattr(np, "__version__", "8.8")
     display = Remember()
     fedcluster.run(EXPERIMENT, stopped, resume=True, display=display)
-    (said,) = [said for said in display.said if said.startswith("begun under fedcluster")]
+    (said,) = [said for said in display.said if said.startswith("started under fedcluster")]
     assert "numpy" in said
-    assert said.endswith("going on under fedcluster 9.9, numpy 8.8: the last digits may differ")
+    assert said.endswith("continued under fedcluster 9.9, numpy 8.8: the last digits may differ")
 
 
 def rule(factor: float) -> Any:
@@ -453,7 +453,7 @@ def test_another_function_of_the_same_name_is_refused(other: Any, tmp_path: Path
 
     fedcluster.run(described(rule(0.5)), tmp_path, display=Display())
     fedcluster.run(described(rule(0.5)), tmp_path, resume=True, display=Display())
-    with pytest.raises(BadRun, match="begun with other algorithm than there is now under the same name"):
+    with pytest.raises(BadRun, match="started with different algorithm under the same name"):
         fedcluster.run(described(other), tmp_path, resume=True, display=Display())
 
 

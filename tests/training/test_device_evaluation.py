@@ -141,7 +141,7 @@ def test_altered_scores_are_refused(whole: Path, tmp_path: Path) -> None:
     fedcluster.run(EXPERIMENT, tmp_path, display=Display())
     path = tmp_path / "devices.jsonl"
     path.write_text(path.read_text().replace('"samples": [9', '"samples": [8'))
-    with pytest.raises(fedcluster.FedClusterError, match=r"devices\.jsonl is altered since the run finished"):
+    with pytest.raises(fedcluster.FedClusterError, match=r"devices\.jsonl was altered after the run had finished"):
         fedcluster.run(EXPERIMENT, tmp_path, resume=True, display=Display())
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(fedcluster.FedClusterError, match=r"devices\.jsonl was altered after the run had written it"):

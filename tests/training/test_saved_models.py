@@ -109,7 +109,7 @@ def test_a_best_model_that_is_gone_is_said(tmp_path: Path) -> None:
     experiment = EXPERIMENT.override(**{"eval.best": "train_loss", "rounds": 2})
     run(experiment, tmp_path)
     (tmp_path / "best.safetensors").unlink()
-    with pytest.raises(BadRun, match=r"best\.safetensors is gone since the run finished"):
+    with pytest.raises(BadRun, match=r"best\.safetensors was deleted after the run had finished"):
         run(experiment, tmp_path, resume=True)
     (tmp_path / "model.safetensors").unlink()
     said = Remember()

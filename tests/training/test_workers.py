@@ -140,7 +140,7 @@ def test_when_all_workers_are_gone_it_goes_on_alone(
     display = Watch(monkeypatch, kill=(5, 6))
     fedcluster.run(EXPERIMENT, tmp_path / "run", display=display, workers=3)
     assert essence(tmp_path / "run") == essence(alone)
-    assert "this process goes on alone" in display.said[-1]
+    assert "this process continues alone" in display.said[-1]
 
 
 def fails(gradient: object, w: object, received: object) -> None:

@@ -88,11 +88,11 @@ def is_main_rank() -> bool:
 
 @contextmanager
 def collective() -> Iterator[None]:
-    """Wraps a collective: an error in it means that another rank is gone."""
+    """Wraps a collective: an error in it means that another rank was lost."""
     try:
         yield
     except RuntimeError as error:
-        raise LostRank(f"another rank is gone ({str(error).splitlines()[0][:120]}); see its own output") from None
+        raise LostRank(f"another rank was lost ({str(error).splitlines()[0][:120]}); see its own output") from None
 
 
 def all_reduce(total: Tensor) -> None:

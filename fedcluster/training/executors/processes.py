@@ -41,8 +41,8 @@ from fedcluster.state import State, Tensors, Update
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 
 AHEAD = 2  # devices that a worker holds: one that it trains, one that waits so that it need not
-REPLACEMENTS = 3  # workers started anew, for each that there is, before we go on with fewer
-WORTH_STARTING = 4.0  # seconds of training left; a worker takes about two to start, while we go on alone
+REPLACEMENTS = 3  # workers started for each worker, before the run continues with fewer
+WORTH_STARTING = 4.0  # seconds of training left; a worker takes about two to start, while this process trains alone
 
 
 Place = tuple[int, int, int]
@@ -235,9 +235,9 @@ class Workers:
         then = (
             "another one starts"
             if again
-            else f"{len(self.workers) + 1} processes go on"
+            else f"{len(self.workers) + 1} processes continue"
             if self.workers
-            else "this process goes on alone"
+            else "this process continues alone"
         )
         code = worker.process.exitcode
         self.say(f"a worker died (exit code {code}); its devices are trained again, {then}")
