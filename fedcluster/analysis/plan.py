@@ -17,7 +17,7 @@ from fedcluster.fleet.clustering.clusters import Clusters, build, from_assignmen
 from fedcluster.fleet.clustering.request import Request
 from fedcluster.fleet.clustering.slots import find_slots, number_slots
 from fedcluster.fleet.clustering.timezone import utc_offset
-from fedcluster.fleet.fleet import Fleet, Floats, Ints, described
+from fedcluster.fleet.fleet import Fleet, Floats, Ints, device_table
 from fedcluster.fleet.timezones import DAY
 from fedcluster.rng import stream
 from fedcluster.runs.plots import canvas, save
@@ -80,7 +80,7 @@ def plan(
     fleet_options: sections.Fleet = options_of(
         "fleet", path=str(path), availability=trace_path, trace_format=trace_format, date=date
     )
-    known = described(fleet_options, seed)
+    known = device_table(fleet_options, seed)
     trace, columns = known.availability, known.columns()
     devices = len(trace) if trace is not None else len(next(iter(columns.values())))
     sizes = known.samples if known.samples is not None else np.ones(devices, np.int64)

@@ -1,7 +1,7 @@
-"""The columns of a table as what a model learns from: features, targets, and the device of each row.
+"""From the columns of a table to features, targets and the device of each row.
 
-`[data]` names them. What it leaves out is taken only where the table leaves no doubt, and said in a line; the rest is
-refused with the key that settles it.
+`[data]` names the columns. What it leaves out is inferred if the table is unambiguous, and reported in a line.
+Otherwise the table is refused, with the key that resolves the ambiguity.
 """
 
 import json
@@ -25,9 +25,9 @@ from fedcluster.experiment import Data
 LABELS = ("label", "labels", "target", "class", "y")
 DEVICE = "device"
 IDENTIFIER = re.compile(r"(?i:(.*[_\- .])?(id|ids|uuid|guid)|idx|index|key|row|unnamed: ?0|)|.*[a-z0-9](Id|ID)")
-MANY = 100  # rows: whole numbers that are all different in so many look like an identifier
-FEW = 20  # different whole numbers, which are classes
-DENSE = 1000  # classes that are numbered from 0 with few gaps
+IDENTIFIER_ROWS = 100  # integers that are all distinct in at least so many rows look like an identifier
+FEW_VALUES = 20  # distinct integers are taken for classes
+DENSE_VALUES = 1000  # more distinct integers are taken for classes up to this one, if they have few gaps from 0 on
 
 Arrays = dict[str, Any]
 Say = Callable[[str], None]
@@ -36,7 +36,7 @@ Kind = Literal["number", "category", "picture", "vector", "text"]
 
 @dataclass(frozen=True)
 class Roles:
-    """The columns that are used. Without targets, the next token of the text is predicted."""
+    """The columns that are used. Without targets, the task is to predict the next token of the text."""
 
     features: tuple[str, ...]
     kinds: tuple[Kind, ...]
@@ -47,9 +47,9 @@ class Roles:
 def arrays(
     tables: dict[str, Table], data: Data, target: str | None, say: Say = print, whole_fleet: bool = True
 ) -> Arrays:
-    """x and y of both parts, and the devices of the training rows where a column names them. `target` is the kind of
-    targets that the task takes, if the experiment names one. One device's data (not the `whole_fleet`) may have the
-    same target in every row, and their classes must be numbered as on every other device."""
+    """x and y of both parts, and the devices of their rows if a column names them. `target` is the kind of targets that
+    the task takes, if the experiment names a task. The data of a single device (not of the `whole_fleet`) may have the
+    same target in every row, and must number classes as every other device does."""
     train = tables["train"]
     if data.length is not None and data.tokenizer is None:
         raise BadData("data.length is a number of tokens: it needs data.tokenizer")
@@ -61,34 +61,37 @@ def arrays(
             raise BadData(f"{table.path} has no column {missing[0]}, which {train.path} has")
     if not roles.targets:
         return next_tokens(tables, roles, data, say)
-    found = targets_of(tables, roles.targets, target, data, whole_fleet)
-    tables, whole_table = split_tables(tables, data.split, say), found["y_train"]
+    result = targets_of(tables, roles.targets, target, data, whole_fleet)
+    tables, y = split_tables(tables, data.split, say), result["y_train"]
     train = tables["train"]
-    found |= {f"y_{split}": whole_table[table.rows] for split, table in tables.items() if table.rows is not None}
-    owner = None if roles.device is None else devices(train, roles.device)
-    tested = devices(tables["test"], roles.device) if roles.device and roles.device in tables.get("test", ()) else None
-    if tested is not None:
-        say_left_out(tested, owner, train.path, say)
+    result |= {f"y_{split}": y[table.rows] for split, table in tables.items() if table.rows is not None}
+    result |= {
+        f"device_{split}": devices(table, roles.device)
+        for split, table in tables.items()
+        if roles.device is not None and (split == "train" or roles.device in table)
+    }
+    if "device_test" in result:
+        report_left_out(result["device_test"], result["device_train"], train.path, say)
     if whole_fleet:
-        check_variety(train, roles.targets, found["y_train"])
-    inputs, said = features_of(tables, roles, data, owner, say)
-    found |= inputs
-    found |= {name: of for name, of in (("device_train", owner), ("device_test", tested)) if of is not None}
-    kind = f"{found['outputs']} classes" if found["target"] == "class" else targets.PLURALS[found["target"]]
-    whose = "" if roles.device is None else f"; device: {roles.device}"
-    say(f"{train.path}: {said}; target: {encoding.some(roles.targets)} ({kind}){whose}")
-    return found
+        check_variety(train, roles.targets, result["y_train"])
+    inputs, description = features_of(tables, roles, data, result.get("device_train"), say)
+    result |= inputs
+    kind = f"{result['outputs']} classes" if result["target"] == "class" else targets.PLURALS[result["target"]]
+    device = "" if roles.device is None else f"; device: {roles.device}"
+    say(f"{train.path}: {description}; target: {encoding.some(roles.targets)} ({kind}){device}")
+    return result
 
 
 def check_shared(table: Table, data: Data, target: str | None) -> None:
-    """Refuse what each device of a federation would take for something else: levels and characters of its own."""
+    """Refuse what every device of a federation would encode in its own way: categories without given levels, and
+    characters as tokens."""
     check_names(table, data)
     roles = roles_of(table, data, target)
     levels = data.categories if isinstance(data.categories, dict) else {}
     for name, kind in zip(roles.features, roles.kinds, strict=True):
         if kind == "category" and name not in levels:
             raise BadData(
-                f"column {name} is a category, and devices of a federation have to agree on its levels: give them as "
+                f"column {name} is a category, and devices of a federation must agree on its levels: give them as "
                 f'data.categories = {{{name} = ["...", "..."]}}'
             )
     if data.tokenizer == "characters":
@@ -98,8 +101,8 @@ def check_shared(table: Table, data: Data, target: str | None) -> None:
 
 
 def moments(tables: dict[str, Table], data: Data, target: str | None) -> dict[str, tuple[float, float, float]]:
-    """Count, mean and sum of squared deviations of every column of numbers without a given scale, over the rows that
-    are trained on: what a device may tell of them."""
+    """Count, mean and sum of squared deviations over the training rows, of every numeric column without a given scale.
+    A device of a federation sends them if it is allowed to."""
     train = tables["train"]
     roles = roles_of(train, data, target)
     if roles.targets:
@@ -114,7 +117,7 @@ def moments(tables: dict[str, Table], data: Data, target: str | None) -> dict[st
 
 
 def check_names(table: Table, data: Data) -> None:
-    """Every column that [data] names must be there."""
+    """Refuse columns in [data] that the table does not have, or that have two roles."""
     named = {
         "features": data.features or (),
         "target": names_of(data.target),
@@ -130,10 +133,10 @@ def check_names(table: Table, data: Data) -> None:
                 meant = f"did you mean {near[0]}?" if near else f"it has {encoding.some(table.data.column_names, 20)}"
                 raise BadData(f"data.{key}: {table.path} has no column {name}; {meant}")
     roles = [*named["features"], *named["target"], *named["device"], *named["split"]]
-    twice = next((name for name in roles if roles.count(name) > 1), None)
-    if twice is not None:
+    repeated = next((name for name in roles if roles.count(name) > 1), None)
+    if repeated is not None:
         raise BadData(
-            f"[data] names the column {twice} twice: a column is a feature, a target, the device or the split"
+            f"[data] names the column {repeated} twice: a column is a feature, a target, the device or the split"
         )
     for key in ("categories", "standardise"):
         classes = (named["target"] or names_of(label_column(table))) if key == "categories" else ()
@@ -149,21 +152,21 @@ def names_of(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 def roles_of(table: Table, data: Data, target: str | None) -> Roles:
     device = data.device or (DEVICE if DEVICE in table and DEVICE not in (data.features or ()) else None)
-    found = names_of(data.target)
-    if not found and target != "token":
+    target_names = names_of(data.target)
+    if not target_names and target != "token":
         label = label_column(table)
         if label is None and data.tokenizer is None:
             raise BadData(
                 f"{table.path} has no label column among {encoding.some(table.data.column_names, 20)}: name the "
                 "target in data.target"
             )
-        found = names_of(label)
-    if found and target == "token":
-        raise BadData(f"data.target names {found[0]}, but task next_token predicts the text itself: leave it out")
-    used = {*found, *names_of(device), *(names_of(data.split) if isinstance(data.split, str) else ())}
+        target_names = names_of(label)
+    if target_names and target == "token":
+        raise BadData(f"data.target names {target_names[0]}, but task next_token predicts the text: leave it out")
+    used = {*target_names, *names_of(device), *(names_of(data.split) if isinstance(data.split, str) else ())}
     names = data.features or tuple(name for name in table.data.column_names if name not in used)
     if not names:
-        raise BadData(f"{table.path} has no column beside {encoding.some(sorted(used))}, so there are no features")
+        raise BadData(f"{table.path} has no columns besides {encoding.some(sorted(used))}, so there are no features")
     if data.features is None:
         pictures = [name for name in names if is_picture(table.data.field(name).type)]
         if pictures:
@@ -174,47 +177,47 @@ def roles_of(table: Table, data: Data, target: str | None) -> Roles:
     for kind in ("picture", "vector", "text"):
         if kind in kinds and len(kinds) > 1:
             raise BadData(
-                f"{table.path}: column {names[kinds.index(kind)]} ({kind}) cannot be used beside other features: name "
-                "the features in data.features"
+                f"{table.path}: column {names[kinds.index(kind)]} ({kind}) cannot be combined with other features: "
+                "name the features in data.features"
             )
-    if not found and kinds != ("text",):
+    if not target_names and kinds != ("text",):
         raise BadData(
             f"{table.path}: to predict the next token, name one column of text in data.features, and data.tokenizer"
         )
-    return Roles(names, kinds, found, device)
+    return Roles(names, kinds, target_names, device)
 
 
 def label_column(table: Table) -> str | None:
-    """`label` or one of its synonyms, else the column that Hugging Face's schema calls a class label."""
+    """`label` or one of its synonyms, else the column that the schema of Hugging Face declares as a class label."""
     return next((name for name in (*LABELS, *class_labels(table)) if name in table), None)
 
 
 def class_labels(table: Table) -> dict[str, int]:
-    """The number of classes of every column that Hugging Face's schema calls a class label."""
+    """The number of classes of every column that the schema of Hugging Face declares as a class label."""
     try:
-        told = json.loads((table.data.schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {str(name): len(kind["names"]) for name, kind in told.items() if kind.get("_type") == "ClassLabel"}
+        features = json.loads((table.data.schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {str(name): len(kind["names"]) for name, kind in features.items() if kind.get("_type") == "ClassLabel"}
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         return {}
 
 
 def check_identifiers(table: Table, names: Sequence[str]) -> None:
-    """Refuse identifiers among columns that nobody has named as features."""
-    advice = "name the features in data.features, and this column in data.device if it tells whose each row is"
+    """Refuse columns that look like identifiers, if `data.features` does not name them."""
+    advice = "name the features in data.features, and this column in data.device if it is the device of each row"
     for name in (each for each in names if not is_list(table.data.field(each).type)):
         if IDENTIFIER.fullmatch(name):
             raise BadData(f"{table.path}: column {name!r} looks like an identifier, not a feature: {advice}")
-        if len(table) >= MANY and table.is_whole(name):
+        if len(table) >= IDENTIFIER_ROWS and table.is_whole(name):
             values = table.numbers(name)
             if len(np.unique(values)) == len(values):
                 raise BadData(
-                    f"{table.path}: column {name!r} has another whole number in each of {len(values)} rows, like an "
-                    f"identifier: {advice}"
+                    f"{table.path}: column {name!r} has a different whole number in each of {len(values)} rows, like "
+                    f"an identifier: {advice}"
                 )
 
 
 def kind_of(table: Table, name: str, data: Data) -> Kind:
-    """What a feature column is taken for."""
+    """How a feature column is encoded."""
     kind = table.data.field(name).type
     if is_picture(kind):
         return "picture"
@@ -238,9 +241,9 @@ def kind_of(table: Table, name: str, data: Data) -> Kind:
     if any(numeric) or data.features is None:
         codes = table.words(name)[0]
         row = int(np.flatnonzero(np.append(~np.array(numeric), False)[codes])[0])
-        asked = "" if data.features else "name the features in data.features, and "
-        listed = f"{asked}{name} in data.categories if it is a category"
-        table.refuse(row, f"{name} {texts[codes[row]][:80]!r} is not a number: {listed}")
+        first = "" if data.features else "name the features in data.features, and "
+        advice = f"{first}{name} in data.categories if it is a category"
+        table.refuse(row, f"{name} {texts[codes[row]][:80]!r} is not a number: {advice}")
     if len(texts) > min(encoding.MOST_LEVELS, len(table) / 2):
         raise BadData(
             f"{table.path}: column {name} has {len(texts):,} different texts in {len(table):,} rows: give "
@@ -252,7 +255,7 @@ def kind_of(table: Table, name: str, data: Data) -> Kind:
 def features_of(
     tables: dict[str, Table], roles: Roles, data: Data, owner: NDArray[Any] | None, say: Say
 ) -> tuple[Arrays, str]:
-    """x of both parts, and what the columns were taken for."""
+    """x of both parts, and a description of how the columns are encoded."""
     train, name = tables["train"], roles.features[0]
     match roles.kinds[0]:
         case "picture":
@@ -263,9 +266,9 @@ def features_of(
             assert data.tokenizer is not None
             tokenize = text.tokenizer(data.tokenizer, train.strings(name))
             length = data.length or text.LENGTH
-            found = {f"x_{s}": text.padded(t.strings(name), tokenize, length, t.path) for s, t in tables.items()}
-            said = f"text: {name}, {tokenize.size:,} {data.tokenizer} cut or padded to {length} tokens"
-            return found | {"vocabulary": tokenize.size}, said
+            x = {f"x_{s}": text.padded(t.strings(name), tokenize, length, t.path) for s, t in tables.items()}
+            description = f"text: {name}, {tokenize.size:,} {data.tokenizer} cut or padded to {length} tokens"
+            return x | {"vocabulary": tokenize.size}, description
         case "vector":
             return vectors(tables, name, data)
     if data.standardise in (None, True) and all(
@@ -273,19 +276,19 @@ def features_of(
     ):
         rows = {f"x_{s}": np.stack([t.numbers(n) for n in roles.features], axis=1) for s, t in tables.items()}
         return {key: x.astype(np.uint8) for key, x in rows.items()}, f"bytes: {encoding.some(roles.features)}"
-    numbered = None if owner is None else np.unique(owner, return_inverse=True)[1]
+    device_numbers = None if owner is None else np.unique(owner, return_inverse=True)[1]
     kinds: list[Any] = list(roles.kinds)
-    encoded = encoding.build(train, roles.features, kinds, data, numbered)
-    found = {}
+    encoded = encoding.build(train, roles.features, kinds, data, device_numbers)
+    x = {}
     for split, table in tables.items():
-        found[f"x_{split}"], others = encoded.encode(table)
-        for column, rows_with in others.items():
-            say(f"{table.path}: {rows_with:,} rows have a {column} that the training part does not have: other")
-    return found | {"vocabulary": encoded.vocabulary}, encoded.describe()
+        x[f"x_{split}"], others = encoded.encode(table)
+        for column, count in others.items():
+            say(f"{table.path}: {count:,} rows have a {column} that the training part does not have: encoded as other")
+    return x | {"vocabulary": encoded.vocabulary}, encoded.describe()
 
 
 def vectors(tables: dict[str, Table], name: str, data: Data) -> tuple[Arrays, str]:
-    """A column of equally long lists: whole numbers are token ids, others numbers, standardised together."""
+    """A column of equally long lists: integers are token ids; other numbers are standardised together."""
     rows = {split: table.lists(name) for split, table in tables.items()}
     if rows["train"].dtype.kind in "iu":
         return {f"x_{split}": values for split, values in rows.items()}, f"token ids: {name}"
@@ -294,13 +297,13 @@ def vectors(tables: dict[str, Table], name: str, data: Data) -> tuple[Arrays, st
         scale = data.standardise.get(name, scale)
     elif data.standardise is not False:
         scale = encoding.Moments.of(rows["train"].ravel()).pooled()
-    said = f"rows of {rows['train'].shape[1]} numbers{', standardised' if scale != (0.0, 1.0) else ''}: {name}"
-    return {f"x_{s}": ((values - scale[0]) / scale[1]).astype(np.float32) for s, values in rows.items()}, said
+    description = f"rows of {rows['train'].shape[1]} numbers{', standardised' if scale != (0.0, 1.0) else ''}: {name}"
+    return {f"x_{s}": ((values - scale[0]) / scale[1]).astype(np.float32) for s, values in rows.items()}, description
 
 
 def next_tokens(tables: dict[str, Table], roles: Roles, data: Data, say: Say) -> Arrays:
-    """Windows of text and the next token at every position. The rows of a device are one text, a line each; without a
-    test part the last fifth of every device's text, or the share that data.split says, is held out."""
+    """Windows of text, and the next token at every position. The rows of a device are the lines of one text. Without a
+    test part, the last fifth of every device's text is held out, or the share that data.split gives."""
     assert data.tokenizer is not None
     name, train = roles.features[0], tables["train"]
     share = data.split
@@ -312,37 +315,36 @@ def next_tokens(tables: dict[str, Table], roles: Roles, data: Data, say: Say) ->
     elif share is not None:
         raise BadData("data.split is a share of the rows, but the data have a test part: leave it out")
     tokenize = text.tokenizer(data.tokenizer, joined["train"].values())
-    found: Arrays = {"target": "token", "outputs": tokenize.size, "vocabulary": tokenize.size}
+    result: Arrays = {"target": "token", "outputs": tokenize.size, "vocabulary": tokenize.size}
     length = data.length or text.LENGTH
     for split, texts in joined.items():
         x, y, stream = text.windows(list(texts.values()), tokenize, length, train.path)
         if not len(x):
             raise BadData(f"{train.path}: the {split} part has no text of two tokens or more")
-        found |= {f"x_{split}": x, f"y_{split}": y}
+        result |= {f"x_{split}": x, f"y_{split}": y}
         if roles.device is not None and roles.device in tables.get(split, train):
-            found[f"device_{split}"] = np.array(list(texts))[stream]
+            result[f"device_{split}"] = np.array(list(texts))[stream]
         if split == "train" and roles.device is not None:
             short = np.setdiff1d(np.arange(len(texts)), stream)
             if len(short):
                 names = encoding.some((str(list(texts)[k]) for k in short), 3)
-                say(f"{train.path}: {len(short):,} devices have less than two tokens, so they are left out: {names}")
-    whose = "" if roles.device is None else f"; device: {roles.device}"
+                say(f"{train.path}: {len(short):,} devices have fewer than two tokens and are left out: {names}")
+    device = "" if roles.device is None else f"; device: {roles.device}"
     say(
         f"{train.path}: text: {name}, {tokenize.size:,} {data.tokenizer}, windows of {length}, of which the next token "
-        f"is predicted{whose}"
+        f"is predicted{device}"
     )
-    return found
+    return result
 
 
 def texts_by_device(table: Table, name: str, device: str | None) -> dict[Any, str]:
     rows = table.strings(name)
     if device is None:
         return {"": "\n".join(rows)}
-    owners = devices(table, device).tolist()
-    found: dict[Any, list[str]] = {}
-    for owner, row in zip(owners, rows, strict=True):
-        found.setdefault(owner, []).append(row)
-    return {owner: "\n".join(found[owner]) for owner in sorted(found)}
+    lines: dict[Any, list[str]] = {}
+    for owner, row in zip(devices(table, device).tolist(), rows, strict=True):
+        lines.setdefault(owner, []).append(row)
+    return {owner: "\n".join(lines[owner]) for owner in sorted(lines)}
 
 
 def targets_of(
@@ -360,18 +362,18 @@ def targets_of(
             values = {split: places(y, listed, tables[split], names[0]) for split, y in values.items()}
         elif not whole_fleet:
             check_numbered(values, train, names[0])
-        found: Arrays = {f"y_{split}": y for split, y in numbered(values, tables, names[0]).items()}
+        result: Arrays = {f"y_{split}": y for split, y in numbered(values, tables, names[0]).items()}
         known = len(listed) or class_labels(train).get(names[0], 0)
-        outputs = max(known, *(int(y.max()) + 1 for y in found.values()))
+        outputs = max(known, *(int(y.max()) + 1 for y in result.values()))
     else:
-        found = {f"y_{split}": numbers(table, names, kind) for split, table in tables.items()}
-        outputs = found["y_train"].shape[1] if found["y_train"].ndim == 2 else 1
-    return found | {"target": kind, "outputs": outputs}
+        result = {f"y_{split}": numbers(table, names, kind) for split, table in tables.items()}
+        outputs = result["y_train"].shape[1] if result["y_train"].ndim == 2 else 1
+    return result | {"target": kind, "outputs": outputs}
 
 
-def say_left_out(test: NDArray[Any], train: NDArray[Any] | None, source: Any, say: Say) -> None:
-    """Devices without training rows are not in the fleet."""
-    names = np.setdiff1d(test.astype(str), np.asarray(train).astype(str))
+def report_left_out(test: NDArray[Any], train: NDArray[Any], source: Any, say: Say) -> None:
+    """Report the devices that have test rows only, and therefore are not in the fleet."""
+    names = np.setdiff1d(test.astype(str), train.astype(str))
     if len(names):
         say(
             f"{source}: {len(names):,} devices have rows in the test part only, so they are not in the fleet: "
@@ -389,13 +391,13 @@ def check_variety(table: Table, names: Sequence[str], y: NDArray[Any]) -> None:
 
 
 def inferred(table: Table, names: Sequence[str]) -> str:
-    """The kind of the targets, where the columns leave no doubt."""
-    settle = 'give task.name = "classification" or "regression"'
+    """The kind of the targets, if the columns are unambiguous."""
+    advice = 'give task.name = "classification" or "regression"'
     if len(names) > 1 or is_list(table.data.field(names[0]).type):
-        several = numbers(table, names, "number")
-        if ((several == 0) | (several == 1)).all():
+        values = numbers(table, names, "number")
+        if ((values == 0) | (values == 1)).all():
             return "multilabel"
-        if (several % 1 != 0).any():
+        if (values % 1 != 0).any():
             return "number"
         raise BadData(
             f'{table.path}: the targets {encoding.some(names)} are whole numbers: give task.name = "regression" if '
@@ -407,27 +409,27 @@ def inferred(table: Table, names: Sequence[str]) -> str:
         table.is_text(name) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
     ):
         return "class"
-    values = table.floats(name)
-    if values is None:
+    floats = table.floats(name)
+    if floats is None:
         return "class"  # texts
     table.refuse_empty(name)
-    different = np.unique(values[np.isfinite(values)])
-    if len(different) == 1 and np.isfinite(values).all():
-        check_variety(table, names, different)
-    fractions = (different % 1 != 0).any()
+    distinct = np.unique(floats[np.isfinite(floats)])
+    if len(distinct) == 1 and np.isfinite(floats).all():
+        check_variety(table, names, distinct)
+    fractions = (distinct % 1 != 0).any()
     if fractions:
-        return "number" if len(different) > FEW else "class"  # which then names the fraction
-    if pa.types.is_floating(kind) and np.isfinite(values).all():
+        return "number" if len(distinct) > FEW_VALUES else "class"  # whose check then names the fraction
+    if pa.types.is_floating(kind) and np.isfinite(floats).all():
         raise BadData(
             f"{table.path}: column {name} has whole numbers written as {kind}, which may be classes or numbers: "
-            f"{settle}"
+            f"{advice}"
         )
-    dense = len(different) > 0 and different[0] >= 0 and different[-1] < min(DENSE, 2 * len(different))
-    if len(different) <= FEW or dense:
+    dense = len(distinct) > 0 and distinct[0] >= 0 and distinct[-1] < min(DENSE_VALUES, 2 * len(distinct))
+    if len(distinct) <= FEW_VALUES or dense:
         return "class"
     raise BadData(
-        f"{table.path}: column {name} has {len(different):,} different whole numbers from {different[0]:g} to "
-        f"{different[-1]:g}, which may be classes or numbers: {settle}"
+        f"{table.path}: column {name} has {len(distinct):,} different whole numbers from {distinct[0]:g} to "
+        f"{distinct[-1]:g}, which may be classes or numbers: {advice}"
     )
 
 
@@ -447,7 +449,7 @@ def numbers(table: Table, names: Sequence[str], kind: str) -> NDArray[np.float32
 
 
 def labels(table: Table, name: str) -> NDArray[Any]:
-    """Whole numbers, or texts. Fractions are no classes."""
+    """Labels as integers or texts. Fractions are refused."""
     kind, is_text = table.data.field(name).type, table.is_text(name)
     if not (is_text or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise BadData(f"{table.path}: column {name} must be whole numbers or the names of classes, but is {kind}")
@@ -466,7 +468,7 @@ def labels(table: Table, name: str) -> NDArray[Any]:
         row = int(np.flatnonzero(odd[codes])[0])
         table.refuse(
             row,
-            f"{name} is {texts[codes[row]]!r}, but {'texts' if numeric[codes[row]] else 'numbers'} elsewhere: "
+            f"{name} is {texts[codes[row]]!r}, but other rows have {'texts' if numeric[codes[row]] else 'numbers'}: "
             "number the classes from 0, or name all of them",
         )
     return np.array(texts)[codes]
@@ -508,7 +510,7 @@ def check_numbered(values: dict[str, NDArray[Any]], table: Table, name: str) -> 
 
 
 def numbered(values: dict[str, NDArray[Any]], tables: dict[str, Table], name: str) -> dict[str, NDArray[np.int64]]:
-    """Labels as classes from 0: whole numbers as they are if none is negative, everything else in its order."""
+    """Labels as classes from 0: integers as they are if none is negative, everything else by its rank."""
     most = targets.most_classes(sum(map(len, values.values())))
     known = class_labels(tables["train"]).get(name)
     kinds = {y.dtype.kind in "iu" for y in values.values()}
@@ -522,18 +524,17 @@ def numbered(values: dict[str, NDArray[Any]], tables: dict[str, Table], name: st
         return {split: y.astype(np.int64) for split, y in values.items()}
     if len({y.dtype.kind in "UO" for y in values.values()}) > 1:
         raise BadData(
-            f"column {name} holds numbers in {tables['train'].path} or {tables['test'].path}, texts in the other"
+            f"column {name} holds numbers in one of {tables['train'].path} and {tables['test'].path}, texts in the "
+            "other"
         )
     classes = np.unique(np.concatenate(list(values.values())))
     if len(classes) > most:
-        raise BadData(
-            f"{tables['train'].path}: column {name} has {len(classes)} different values, too many for classes"
-        )
+        raise BadData(f"{tables['train'].path}: column {name} has {len(classes)} distinct values, too many for classes")
     return {split: np.searchsorted(classes, y).astype(np.int64) for split, y in values.items()}
 
 
 def devices(table: Table, name: str) -> NDArray[Any]:
-    """Whose each row is: whole numbers, so that 2 comes before 10, or names."""
+    """The device of each row: integers if all are, so that 2 comes before 10, else names."""
     table.refuse_empty(name)
     if pa.types.is_integer(table.data.field(name).type):
         return np.asarray(table.data.column(name).combine_chunks().to_numpy(zero_copy_only=False))
@@ -548,11 +549,11 @@ def is_list(kind: Any) -> bool:
 
 
 def is_picture(kind: Any) -> bool:
-    """As Hugging Face stores them: a struct with the bytes of the file."""
+    """Whether it is a picture as Hugging Face stores it: a struct with the bytes of the file."""
     return bool(pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
 
 
 def picture_bytes(table: Table, name: str) -> list[bytes | None]:
-    """Never by path: a table must not name other files to be read."""
+    """The bytes of every picture. Paths are ignored: a table must not make us read other files."""
     chunks = [chunk.field("bytes") for chunk in table.data.column(name).chunks]
     return [None if one is None else bytes(one) for chunk in chunks for one in chunk.to_pylist()]

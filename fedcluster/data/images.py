@@ -1,4 +1,4 @@
-"""Pictures as bytes [rows, channels, height, width], from a table's column or a folder with one folder a class."""
+"""Images as bytes [rows, channels, height, width], from a column of a table or a folder with a subfolder per class."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -14,21 +14,21 @@ from PIL import Image, ImageOps
 from fedcluster.errors import BadData
 from fedcluster.inputs import check_size, read_bytes
 
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # none of which runs another program
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # decoded without running another program
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".pnm"}
-ORIENTATION = 0x0112
-SAY_EVERY = 2.0  # seconds
+ORIENTATION = 0x0112  # EXIF tag
+REPORT_EVERY = 2.0  # seconds
 
 
 def stacked(
     contents: Collection[bytes | Path | None], source: Any, say: Callable[[str], None] = print
 ) -> NDArray[np.uint8]:
-    """Pictures of one size, each given by the bytes of its file or by the file. `say` hears how many are decoded."""
+    """Images of one size, each given as the bytes of its file or as its path. `say` receives the progress."""
     stack: NDArray[np.uint8] | None = None
-    mode, said = "L", time.monotonic()
+    mode, reported = "L", time.monotonic()
     for i, content in enumerate(contents):
-        if time.monotonic() - said >= SAY_EVERY:
-            said = time.monotonic()
+        if time.monotonic() - reported >= REPORT_EVERY:
+            reported = time.monotonic()
             say(f"decoding: {i:,} of {len(contents):,} pictures")
         picture = decoded(content, f"{source}: picture {i}")
         if stack is None:
@@ -39,7 +39,7 @@ def stacked(
         values = np.asarray(picture.convert(mode))
         if values.shape != stack.shape[1:]:
             raise BadData(
-                f"{source}: picture {i} is {values.shape} and the first is {stack.shape[1:]}; bring them to one size"
+                f"{source}: picture {i} is {values.shape}, but the first is {stack.shape[1:]}; resize them to one size"
             )
         stack[i] = values
     if stack is None:
@@ -60,12 +60,12 @@ def decoded(content: bytes | Path | None, where: str) -> Image.Image:
         return picture
     except MemoryError:
         raise
-    except Exception as error:  # a damaged or hostile picture may fail in any way
+    except Exception as error:  # a damaged or hostile file may raise anything
         raise BadData(f"{where} cannot be decoded ({str(error)[:120] or type(error).__name__})") from None
 
 
 class Folder:
-    """Pictures in one folder a class, perhaps in folders `train` and `test` of them."""
+    """Images in one folder per class, either directly or inside the folders `train` and `test`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,13 +79,13 @@ class Folder:
             )
 
     def digest(self) -> str:
-        """A fingerprint of every name and content."""
-        total = sha256()
+        """A hash of the names and contents of all files."""
+        digest = sha256()
         for split, files in self.files.items():
             for file in files:
                 content = sha256(read_bytes(file, "data.name")).hexdigest()
-                total.update(f"{split}/{file.parent.name}/{file.name}\n{content}\n".encode(errors="surrogateescape"))
-        return total.hexdigest()
+                digest.update(f"{split}/{file.parent.name}/{file.name}\n{content}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()
 
     def classes(self) -> list[str]:
         """The names of the folders: numbers in the order of numbers, else in that of texts."""
@@ -104,11 +104,11 @@ class Folder:
 
     def arrays(self, say: Callable[[str], None] = print) -> dict[str, Any]:
         number = {name: k for k, name in enumerate(self.classes())}
-        found: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
         for split, files in self.files.items():
-            found[f"x_{split}"] = stacked(files, self.splits[split], say)
-            found[f"y_{split}"] = np.array([number[file.parent.name] for file in files])
-        return found
+            arrays[f"x_{split}"] = stacked(files, self.splits[split], say)
+            arrays[f"y_{split}"] = np.array([number[file.parent.name] for file in files])
+        return arrays
 
 
 def pictures_in(folder: Path) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Tables that people hand over, CSV or Parquet: read by column, and what is wrong is named by line."""
+"""CSV and Parquet tables, read by column. Errors name the line or row."""
 
 import csv
 import math
@@ -19,12 +19,12 @@ from fedcluster.errors import BadData
 from fedcluster.inputs import check_size
 
 PARQUET = b"PAR1"
-MOST_COLUMNS = 100_000
+MAX_COLUMNS = 100_000
 
 
 class Table:
-    """Columns of text or numbers, whose values are checked by kind and range when they are asked for. `rows` are the
-    numbers of the rows in the file, where the table is a part of it."""
+    """Columns of text or numbers. Values are checked for type and range when a column is read. If the table is a part
+    of a file, `rows` are the numbers of its rows in the file."""
 
     def __init__(self, path: Path | str, content: bytes | pa.Table) -> None:
         self.path = path
@@ -56,13 +56,13 @@ class Table:
         return name in self.data.column_names
 
     def take(self, rows: NDArray[np.int64]) -> "Table":
-        """The table of these rows. Messages go on naming them as in the file."""
+        """The table of these rows. Messages still name rows by their numbers in the file."""
         part = copy(self)
         part.data, part.rows = self.data.take(pa.array(rows)), rows if self.rows is None else self.rows[rows]
         return part
 
     def where(self, row: int) -> str:
-        """Where a person finds this row: in a CSV file the first is line 2, after the names of the columns."""
+        """The file and line or row, for messages. In a CSV file, the first row is line 2, after the column names."""
         if self.rows is not None:
             row = int(self.rows[row])
         return f"{self.path}, line {row + 2}" if self.csv else f"{self.path}, row {row + 1}"
@@ -75,13 +75,13 @@ class Table:
         return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
     def is_whole(self, name: str) -> bool:
-        """Whether the column holds whole numbers, written as such."""
+        """Whether the column holds integers, or text that is written as integers."""
         if not self.is_text(name):
             return bool(pa.types.is_integer(self.data.field(name).type))
         return all(re.fullmatch(r"[+-]?\d+", text, re.ASCII) for text in self.words(name)[1])
 
     def refuse_empty(self, name: str) -> None:
-        """Every row needs one."""
+        """Refuse a column with an empty cell."""
         column = self.data.column(name)
         empty = pc.is_null(column).to_numpy()
         if self.is_text(name):
@@ -90,7 +90,7 @@ class Table:
             self.refuse(int(empty.argmax()), f"{name} is empty")
 
     def words(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
-        """A column of text as (codes, texts): the row's text is texts[code], -1 where it is empty."""
+        """A column of text as (codes, texts): the text of row i is texts[codes[i]]. An empty cell has the code -1."""
         column = self.data.column(name)
         try:
             text = pc.utf8_trim_whitespace(column.cast(pa.string()))
@@ -101,13 +101,13 @@ class Table:
         return codes, coded.dictionary.to_pylist()
 
     def strings(self, name: str) -> list[str]:
-        """A column of text as it stands, every row with some."""
+        """A column of text, unchanged. No cell may be empty."""
         if not self.is_text(name):
             raise BadData(f"{self.path}: column {name} must be text, but is {self.data.field(name).type}")
-        found: list[str | None] = self.data.column(name).to_pylist()
-        texts = [text for text in found if text]
-        if len(texts) < len(found):
-            self.refuse(next(row for row, text in enumerate(found) if not text), f"{name} is empty")
+        cells: list[str | None] = self.data.column(name).to_pylist()
+        texts = [text for text in cells if text]
+        if len(texts) < len(cells):
+            self.refuse(next(row for row, text in enumerate(cells) if not text), f"{name} is empty")
         return texts
 
     def lists(self, name: str) -> NDArray[Any]:
@@ -119,7 +119,7 @@ class Table:
         if len(unequal):
             row = int(unequal[0])
             self.refuse(
-                row, f"{name} has {lengths[row]} values, and the first row {lengths[0]}: make them equally long"
+                row, f"{name} has {lengths[row]} values, but {lengths[0]} in the first row: make them equally long"
             )
         values = column.flatten()
         try:
@@ -133,7 +133,7 @@ class Table:
         return array.reshape(len(self), -1)
 
     def numbers(self, name: str, least: float = -math.inf, most: float = math.inf, gaps: bool = False) -> NDArray[Any]:
-        """A column of finite numbers from `least` to `most`; an empty cell is NaN where there may be gaps."""
+        """A column of finite numbers from `least` to `most`. With `gaps`, cells may be empty, and are NaN."""
         values = self.floats(name)
         if values is None:
             codes, texts = self.words(name)
@@ -149,11 +149,11 @@ class Table:
             row = int(bad[0])
             if empty[row]:
                 self.refuse(row, f"{name} is empty: fill it in, or leave out the column")
-            self.refuse(row, f"{name} {values[row]:g} is not allowed: {span(least, most)}")
+            self.refuse(row, f"{name} {values[row]:g} is not allowed: {allowed_range(least, most)}")
         return values
 
     def floats(self, name: str) -> NDArray[np.float64] | None:
-        """A column as float64, empty cells as NaN; None when it holds something else."""
+        """A column as float64, empty cells as NaN; None if some cell is not a number."""
         column = self.data.column(name)
         try:
             if self.is_text(name):
@@ -165,63 +165,65 @@ class Table:
         return np.asarray(column.combine_chunks().to_numpy(zero_copy_only=False), dtype=np.float64)
 
     def times(self, name: str) -> NDArray[np.int64] | None:
-        """A column of moments, in milliseconds since 1970 by the clock that wrote them; None when it is not one."""
+        """A column of timestamps in milliseconds since 1970, in local time if they have no time zone; None if the
+        column has no timestamps."""
         column = self.data.column(name)
         try:
             if pa.types.is_timestamp(column.type) and column.type.tz:
                 column = column.cast(pa.timestamp("ms", "UTC"), safe=False)
-            moments = column.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+            times = column.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
         except pa.ArrowException:
             return None
-        if moments.null_count:
-            self.refuse(int(np.flatnonzero(pc.is_null(moments).to_numpy())[0]), f"{name} is empty")
-        return np.asarray(moments.combine_chunks().to_numpy(zero_copy_only=False), dtype=np.int64)
+        if times.null_count:
+            self.refuse(int(np.flatnonzero(pc.is_null(times).to_numpy())[0]), f"{name} is empty")
+        return np.asarray(times.combine_chunks().to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def read_parquet(path: Path | str, content: bytes) -> Any:
-    """A few bytes of Parquet may stand for very many rows: ask how many before any is made."""
+    """A few bytes of Parquet can decode to very many rows, so the size is checked before decoding."""
     file = pq.ParquetFile(pa.BufferReader(content))
     rows, columns = file.metadata.num_rows, file.metadata.num_columns
-    if columns > MOST_COLUMNS:
-        raise BadData(f"{path} has {columns} columns: at most {MOST_COLUMNS} can be read")
+    if columns > MAX_COLUMNS:
+        raise BadData(f"{path} has {columns} columns: at most {MAX_COLUMNS} can be read")
     groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
     check_size(path, max(rows * columns * 8, sum(group.total_byte_size for group in groups)))
     return file.read()
 
 
 def read_csv(path: Path | str, content: bytes) -> Any:
-    """Every cell as text. A row with too few or too many cells is named; blank lines at the end do not count."""
+    """Read every cell as text. Refuse a row with too few or too many cells by its line. Blank lines at the end are
+    ignored."""
     content = content.removeprefix(b"\xef\xbb\xbf").rstrip() + b"\n"
     try:
         content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise BadData(f"{path}, line {line}: is not UTF-8 text") from None
+        raise BadData(f"{path}, line {line}: not UTF-8 text") from None
     try:
         names = [name.strip() for name in next(csv.reader([content.split(b"\n", 1)[0].decode()]), [])]
     except csv.Error as error:
-        raise BadData(f"{path}: its first line cannot be read ({error})") from None
-    if len(names) > MOST_COLUMNS:
-        raise BadData(f"{path} has {len(names)} columns: at most {MOST_COLUMNS} can be read")
-    twice = [name for name, times in Counter(names).items() if times > 1]
-    if twice:
-        raise BadData(f"{path}: the first line names the column {twice[0]!r} twice")
-    bad: list[Any] = []
+        raise BadData(f"{path}: the first line cannot be read ({error})") from None
+    if len(names) > MAX_COLUMNS:
+        raise BadData(f"{path} has {len(names)} columns: at most {MAX_COLUMNS} can be read")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise BadData(f"{path}: the first line names the column {repeated[0]!r} twice")
+    bad_rows: list[Any] = []
 
-    def note(row: Any) -> str:
-        bad.append(row)
+    def skip(row: Any) -> str:
+        bad_rows.append(row)
         return "skip"
 
     table = pa_csv.read_csv(
         pa.BufferReader(content),
         read_options=pa_csv.ReadOptions(use_threads=False, column_names=names, skip_rows=1),
-        parse_options=pa_csv.ParseOptions(invalid_row_handler=note, ignore_empty_lines=False),
+        parse_options=pa_csv.ParseOptions(invalid_row_handler=skip, ignore_empty_lines=False),
         convert_options=pa_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
     )
-    if bad:
-        row = bad[0]
+    if bad_rows:
+        row = bad_rows[0]
         raise BadData(
-            f"{path}, line {row.number}: has {row.actual_columns} cells, but the first line names {len(names)} columns"
+            f"{path}, line {row.number}: {row.actual_columns} cells, but the first line names {len(names)} columns"
         )
     return table
 
@@ -234,7 +236,7 @@ def is_number(text: str) -> bool:
     return "_" not in text and text.isascii()
 
 
-def span(least: float, most: float) -> str:
+def allowed_range(least: float, most: float) -> str:
     if most == math.inf:
         return f"it must be at least {least:g}" if least > -math.inf else "it must be finite"
     return f"it must be from {least:g} to {most:g}"

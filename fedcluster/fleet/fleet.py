@@ -1,7 +1,7 @@
-"""The fleet: one table of what is known of the devices. Columnar: arrays over devices, no object per device.
+"""The fleet: one table of what is known of the devices. It is columnar: arrays over devices, no object per device.
 
-Which samples each device holds is another matter: see `fedcluster.data.partition`. A fleet may exist without any
-samples, as on the server of a federation or in `fedcluster plan`.
+The samples of each device are in a partition, see `fedcluster.data.partition`. A fleet can exist without samples, as on
+the server of a federation or in `fedcluster plan`.
 """
 
 from dataclasses import dataclass, field, replace
@@ -29,10 +29,10 @@ Floats = NDArray[Any]
 class Fleet:
     """All devices and what is known of them.
 
-    `sizes[k]` is |D(k)|. `names` are the names of the devices where the data or a file give them; otherwise devices are
-    numbered from 0. `labels` are the label counts where they are known. `known` holds the other columns: time zone,
-    position, speed and availability, from a fleet file, a trace or a synthetic population. A device counts for its
-    samples, but for at most `cap` times those of the median device.
+    `sizes[k]` is |D(k)|. `names` are the names of the devices if the data or a file give them; otherwise devices are
+    numbered from 0. `labels` are the label counts if they are known. `known` holds the other columns: time zone,
+    position, speed and availability, from a fleet file, a trace or a synthetic population. The weight of a device is
+    its number of samples, limited to `cap` times that of the median device.
     """
 
     sizes: Ints
@@ -47,8 +47,8 @@ class Fleet:
     @cached_property
     def weights(self) -> Floats:
         """p_k = |D(k)| / |D|, after the cap."""
-        counted = capped(self.sizes, self.cap)
-        return np.asarray(counted / counted.sum())
+        sizes = capped(self.sizes, self.cap)
+        return np.asarray(sizes / sizes.sum())
 
     @property
     def major_class(self) -> Ints:
@@ -62,7 +62,7 @@ class Fleet:
     def known_labels(self) -> Labels:
         if self.labels is None:
             raise BadData(
-                "the label counts of the devices are not known: use a clustering that does not need them, or, where "
+                "the label counts of the devices are not known: use a clustering that does not need them, or, if the "
                 "targets are classes, let devices join with --tell-labels"
             )
         return self.labels
@@ -76,13 +76,13 @@ def capped(sizes: Ints, cap: float) -> Ints:
 def build(options: sections.Fleet, dataset: Dataset, seed: int, cap: float = np.inf) -> tuple[Fleet, Partition]:
     """The fleet that the experiment describes, and the samples of its devices.
 
-    With `partition = "natural"` the data say which devices there are; otherwise a fleet file, a trace or
-    `fleet.devices` does, and samples are drawn for as many devices.
+    With `partition = "natural"`, the devices are those that the data name; otherwise a fleet file, a trace or
+    `fleet.devices` says how many there are, and the partition assigns samples to them.
     """
     options = partitions.usable(options, dataset)
     if partitions.names_devices(options):
         partition = partitions.build(options, dataset, seed)
-        known = described(options, seed, partition.names)
+        known = device_table(options, seed, partition.names)
         check_count(options, len(partition), dataset.name)
         if known.samples is not None and (known.samples != partition.sizes).any():
             k = int(np.flatnonzero(known.samples != partition.sizes)[0])
@@ -96,7 +96,7 @@ def build(options: sections.Fleet, dataset: Dataset, seed: int, cap: float = np.
             check_share(partition.sizes, options.test_share)
             partition = hold_out(partition, options.test_share, dataset, seed)
         return Fleet(partition.sizes, partition.names, partition.labels, known, cap), partition
-    known = described(options, seed)
+    known = device_table(options, seed)
     devices = next((len(column) for column in known.columns().values()), options.devices)
     if known.availability is not None:
         devices = len(known.availability)
@@ -111,22 +111,22 @@ def build(options: sections.Fleet, dataset: Dataset, seed: int, cap: float = np.
     return Fleet(partition.sizes, known.names, partition.labels, known, cap), partition
 
 
-def described(options: sections.Fleet, seed: int, names: Any = None) -> DeviceTable:
-    """What a fleet file, a trace or a synthetic population says of the devices, in the order of `names` if the data
-    name them."""
-    day = options.date
+def device_table(options: sections.Fleet, seed: int, names: Any = None) -> DeviceTable:
+    """The columns of a fleet file, a trace or a synthetic population, in the order of `names` if the data name the
+    devices."""
+    date = options.date
     if options.world == "diurnal":
         count = options.devices if names is None else len(names)
         assert count is not None, "the experiment fills it in"
-        return synthetic.diurnal(count, seed, day)
+        return synthetic.diurnal(count, seed, date)
     known = DeviceTable()
     if options.path is not None:
-        known, table = fleet_file.read(located(options.path, "fleet.path"), day)
+        known, table = fleet_file.read(located(options.path, "fleet.path"), date)
         if names is not None:
-            known = known.rows(matched(known, table, names))
+            known = known.rows(matching_rows(known, table, names))
         names = known.names if known.names is not None else np.arange(len(table)).astype(str)
     if options.availability is not None:
-        trace = traces.read(located(options.availability, "fleet.availability"), day, options.trace_format)
+        trace = traces.read(located(options.availability, "fleet.availability"), date, options.trace_format)
         if names is None:
             known = DeviceTable(names=np.array(trace.names))
             names = trace.names
@@ -134,19 +134,19 @@ def described(options: sections.Fleet, seed: int, names: Any = None) -> DeviceTa
     return known
 
 
-def matched(known: DeviceTable, table: Any, names: Any) -> Ints:
-    """The row of the fleet file for each device that the data name. The file must name the same devices."""
+def matching_rows(known: DeviceTable, table: Any, names: Any) -> Ints:
+    """The row in the fleet file of each device that the data name. The file must name the same devices."""
     if known.names is None:
         raise BadData(f'{table.path} needs a column device: with fleet.partition = "natural" the data name the devices')
-    place = {str(name): k for k, name in enumerate(names)}
-    order = np.full(len(place), -1)
+    number = {str(name): k for k, name in enumerate(names)}
+    rows = np.full(len(number), -1)
     for row, name in enumerate(known.names.tolist()):
-        if name not in place:
+        if name not in number:
             table.refuse(row, f"the data have no device {name!r}")
-        order[place[name]] = row
-    if (order < 0).any():
-        raise BadData(f"{table.path}: device {names[int(np.argmin(order))]} of the data has no row")
-    return order
+        rows[number[name]] = row
+    if (rows < 0).any():
+        raise BadData(f"{table.path}: device {names[int(np.argmin(rows))]} of the data has no row")
+    return rows
 
 
 def check_count(options: sections.Fleet, devices: int, source: Any) -> None:

@@ -1,8 +1,8 @@
-"""Generated fleets.
+"""Synthetic fleets.
 
-Diurnal: people live in time zones by population, and their phones are available at night. Each device has habits of its
-own, the seven nights of its trace differ a little, and some are missed (the phone was not charged). The speeds of
-devices and links are log-normal around a median:
+Diurnal: devices are distributed over time zones by population and are available at night. Each device has its own
+habits; the seven nights of its trace vary, and some are missing (the phone was not charged). The speeds of devices and
+links are log-normal around a median:
 
     bedtime  N(23 h, 1 h) + N(0, 0.5 h) each night      sleep  N(7.5 h, 1 h) + N(0, 0.5 h)      a night is missed: 10 %
     seconds_per_sample  0.005 s x exp N(0, 0.6)      down  20 Mbit/s x exp N(0, 0.8)      up  5 Mbit/s x exp N(0, 0.8)
@@ -15,7 +15,7 @@ from fedcluster.fleet.fleet_file import DeviceTable
 from fedcluster.fleet.timezones import DAY, HOUR, hours_ahead
 from fedcluster.rng import stream
 
-WEIGHTS = {  # roughly, people with a phone in hundred millions
+POPULATION = {  # people with a phone, roughly, in hundred millions
     "Pacific/Auckland": 0.1,
     "Australia/Sydney": 0.3,
     "Asia/Tokyo": 1.8,
@@ -41,11 +41,12 @@ WEIGHTS = {  # roughly, people with a phone in hundred millions
 NIGHTS = 7
 
 
-def diurnal(devices: int, seed: int, day: str) -> DeviceTable:
+def diurnal(devices: int, seed: int, date: str) -> DeviceTable:
+    """A fleet of this many devices. `date` says which time zones have daylight saving time."""
     rng = stream(seed, "world")
-    weights = np.array(list(WEIGHTS.values()))
+    weights = np.array(list(POPULATION.values()))
     zone = rng.choice(len(weights), devices, p=weights / weights.sum())
-    ahead = np.array([hours_ahead(name, day) for name in WEIGHTS])[zone]
+    ahead = np.array([hours_ahead(name, date) for name in POPULATION])[zone]
     bed = rng.normal(23, 1, (devices, 1)) + rng.normal(0, 0.5, (devices, NIGHTS)) + 24 * np.arange(NIGHTS)
     sleep = np.maximum(0.5, rng.normal(7.5, 1, (devices, 1)) + rng.normal(0, 0.5, (devices, NIGHTS)))
     slept = rng.random((devices, NIGHTS)) >= 0.1

@@ -175,7 +175,7 @@ def test_devices_without_training_rows_are_named() -> None:
     assert "1 devices have rows in the test part only, so they are not in the fleet: z" in said[0]
     texts = {"text": ["long enough", "s"], "device": ["x", "y"]}
     open_dataset(Data(name={"train": texts, "test": texts}, features=("text",), tokenizer="bytes"), said.append)
-    assert "1 devices have less than two tokens, so they are left out: y" in said[2]
+    assert "1 devices have fewer than two tokens and are left out: y" in said[2]
 
 
 def test_one_hot_inputs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_a_category_of_the_test_part_only_is_other() -> None:
     said: list[str] = []
     data = open_dataset(Data(name={"train": train, "test": test}, features=("kind", "x")), said.append)
     assert data.x_test[:, :2].tolist() == [[1, 0], [0, 0]]
-    assert "1 rows have a kind that the training part does not have: other" in said[0]
+    assert "1 rows have a kind that the training part does not have: encoded as other" in said[0]
     codes = quietly({"train": train, "test": test}, features=["kind"], encoding="codes")
     assert (codes.x_test.tolist(), codes.vocabulary) == ([[0], [2]], 3)
     assert codes.x_train.dtype == torch.int64
@@ -280,7 +280,7 @@ def changed(column: str, row: int, value: Any) -> dict[str, Any]:
         ),
         (flights(), {"features": None}, "row 1: carrier '..' is not a number: name the features in data.features"),
         (flights() | {"user_id": np.arange(ROWS)}, {"features": None}, "'user_id' looks like an identifier"),
-        (flights() | {"delay": np.arange(ROWS)}, {"features": None}, "'delay' has another whole number in each"),
+        (flights() | {"delay": np.arange(ROWS)}, {"features": None}, "'delay' has a different whole number in each"),
         (flights(), {"features": ["carrier"], "tokenizer": "words"}, "data.tokenizer: there is no file words"),
         (
             pa.table(flights() | {"delay": [[1.0, 2.0]] * 399 + [[1.0]]}),

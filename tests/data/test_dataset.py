@@ -208,21 +208,24 @@ def test_the_compiled_engine_refuses_labels_and_rows_that_do_not_exist() -> None
         ("user_id,a,label\n7,1.5,0\n7,2.5,1\n", "column 'user_id' looks like an identifier"),
         ("userId,a,label\n7,1.5,0\n7,2.5,1\n", "column 'userId' looks like an identifier"),
         (",a,label\n0,1.5,0\n1,2.5,1\n", "column '' looks like an identifier"),
-        ("n,label\n" + "".join(f"{i},{i % 2}\n" for i in range(100)), "column 'n' has another whole number in each"),
+        (
+            "n,label\n" + "".join(f"{i},{i % 2}\n" for i in range(100)),
+            "column 'n' has a different whole number in each",
+        ),
         ("a,city,label\n1,Rome,0\n2,Paris,1\n", "line 2: city 'Rome' is not a number"),
         ("a,b,label\n1,2,0\n2,x,1\n3,4,0\n", "line 3: b 'x' is not a number"),
         ("a,b,label\n1,2,0\n2,,1\n3,4,0\n", "line 3: b is empty"),
         ("a,b,label\n1,2,0\n2,٣,1\n3,4,0\n", "line 3: b '٣' is not a number"),
         ("a,label\n1,0\n2,\n3,1\n", "line 3: label is empty"),
-        ("a,label\n1,0\n2,1\n3,cat\n", "line 4: label is 'cat', but numbers elsewhere"),
+        ("a,label\n1,0\n2,1\n3,cat\n", "line 4: label is 'cat', but other rows have numbers"),
         ("a,label\n1,0\n2,nan\n3,1\n", "line 3: label nan is not a class"),
         ("a,label,device\n1,0,x\n2,1,\n", "line 3: device is empty"),
         ("a,label\n1,0\n2,1000000000\n", "line 3: label 1000000000 is too large for a class"),
-        ("a,label\n1,0\n2\n", "line 3: has 1 cells, but the first line names 2 columns"),
+        ("a,label\n1,0\n2\n", "line 3: 1 cells, but the first line names 2 columns"),
         ("a,a,label\n1,2,0\n", "names the column 'a' twice"),
-        (b"a,label\n1,0\n2\xff,1,7\n", "line 3: is not UTF-8 text"),
+        (b"a,label\n1,0\n2\xff,1,7\n", "line 3: not UTF-8 text"),
         ("a,label\n", "has no rows"),
-        ("label\n0\n1\n", "no column beside label, so there are no features"),
+        ("label\n0\n1\n", "no columns besides label, so there are no features"),
     ],
 )
 def test_doubt_in_a_table_is_refused_by_column_and_line(text: str | bytes, said: str, tmp_path: Path) -> None:
@@ -298,7 +301,7 @@ def test_pictures_of_unequal_size_are_refused(tmp_path: Path) -> None:
         folder = tmp_path / "pets" / ("cat" if i % 2 else "dog")
         folder.mkdir(parents=True, exist_ok=True)
         picture(i, size=9 + i).save(folder / f"{i}.png")
-    with pytest.raises(BadData, match="bring them to one size"):
+    with pytest.raises(BadData, match="resize them to one size"):
         open_dataset(str(tmp_path / "pets"))
 
 

@@ -77,7 +77,7 @@ def test_the_same_as_parquet(tmp_path: Path) -> None:
         ("seconds_per_sample\n1\n-1\n", "line 3: seconds_per_sample -1 is not allowed"),
         ("down_mbps\n1\n0\n", "line 3: down_mbps 0 is not allowed"),
         ("down_mbps\n1\ninf\n", "line 3: down_mbps inf is not allowed"),
-        ("device,samples\na,1\nb\n", "line 3: has 1 cells, but the first line names 2 columns"),
+        ("device,samples\na,1\nb\n", "line 3: 1 cells, but the first line names 2 columns"),
         ("device,samples\n", "has no rows"),
     ],
 )

@@ -234,7 +234,7 @@ def test_old_pickles_are_not_even_recognised(path: Path, tmp_path: Path) -> None
         ("device,start,end\na,0,10\n,10,20\n", "line 3: the device has no name"),
         ("device,start,end\na,0,10\nb,soon,20\n", "line 3: start 'soon' is not a number"),
         ("device,start,end\na,0,10\nb,5,\n", "line 3: end is empty"),
-        ("device,start,end\na,0,10\nb,5\n", "line 3: has 2 cells, but the first line names 3 columns"),
+        ("device,start,end\na,0,10\nb,5\n", "line 3: 2 cells, but the first line names 3 columns"),
         ("device,start,end\na,0,10\n\nb,5,9\n", "line 3: the device has no name"),
         ("device,start,end\na,0,nan\n", "line 2: end is empty"),
         ("device,start,end\na,0,1e300\n", r"line 2: end 1e\+300 is not allowed"),
