@@ -124,7 +124,7 @@ def test_a_tokenizer_from_disk(tmp_path: Path) -> None:
             {"text": ["ab", "c"] * 9, "a": [1.5] * 18, "label": [0, 1] * 9},
             {"tokenizer": "bytes"},
             None,
-            r"column text \(text\) cannot be used beside other features",
+            r"column text \(text\) cannot be combined with other features",
         ),
     ],
 )
