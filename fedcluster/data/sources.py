@@ -25,7 +25,7 @@ from fedcluster.data.npz import read_npz
 from fedcluster.data.split import test_rows
 from fedcluster.data.tables import Table
 from fedcluster.errors import BadData, BadRun
-from fedcluster.experiment import WITH_DEVICES, Data, import_object, shown, there_is
+from fedcluster.experiment import WITH_DEVICES, Data, format_value, import_object, path_exists
 from fedcluster.files import cache_folder, write_atomically
 from fedcluster.inputs import located, read_bytes
 
@@ -87,7 +87,7 @@ def named(name: str, data: Data, target: str | None, say: Say) -> Dataset:
     if path.suffix == ".npz":
         refuse_columns(data, path.name)
         return Dataset(**read_npz(path), name=path.name)
-    if there_is(path):
+    if path_exists(path):
         return Dataset(**local(path, data, target, say), name=path.name)
     if ":" in name:
         refuse_columns(data, name)
@@ -98,8 +98,8 @@ def named(name: str, data: Data, target: str | None, say: Say) -> Dataset:
         return Dataset(**tables(files, data, target, say), name=name)
     if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", name, re.ASCII):
         raise BadData(
-            f"data.name = {shown(name)} is neither a known name, a file or folder, nor a Hugging Face id (owner/name)"
-            f"{known.meant(name, folders())}"
+            f"data.name = {format_value(name)} is neither a known name, a file or folder, nor a Hugging Face id "
+            f"(owner/name){known.meant(name, folders())}"
         )
     arrays = cached(described(f"hub {name}", data, target), lambda heard: from_hub(name, data, target, heard), say)
     return Dataset(**arrays, name=name)
@@ -180,8 +180,8 @@ def files_in(folder: Path) -> dict[str, Path]:
     """{train,test}.csv or .parquet in a folder."""
     for suffix in TABLES:
         files = {split: folder / f"{split}{suffix}" for split in ("train", "test")}
-        if there_is(files["train"]):
-            return {split: file for split, file in files.items() if there_is(file)}
+        if path_exists(files["train"]):
+            return {split: file for split, file in files.items() if path_exists(file)}
     return {}
 
 
@@ -251,7 +251,7 @@ def described(source: str, data: Data, target: str | None) -> str:
     if data.tokenizer not in (None, "characters", "bytes"):
         path = located(str(data.tokenizer), "data.tokenizer")
         file = path / "tokenizer.json" if path.is_dir() else path
-        if there_is(file):
+        if path_exists(file):
             keys["tokenizer"] = sha256(read_bytes(file, "data.tokenizer")).hexdigest()
     return json.dumps([source, keys, target], sort_keys=True)
 

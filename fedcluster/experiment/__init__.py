@@ -5,8 +5,8 @@ Every default is the paper's where the paper has one. Where a key takes a name, 
 """
 
 from fedcluster.experiment.experiment import Experiment, changes
-from fedcluster.experiment.files import load, parse, read, there_is
-from fedcluster.experiment.messages import shown
+from fedcluster.experiment.files import load, parse, path_exists, read
+from fedcluster.experiment.messages import format_value
 from fedcluster.experiment.parts import Part, Section, check_name, import_object, one_of, options_class
 from fedcluster.experiment.sections import (
     CLAIM_CAP,
@@ -66,12 +66,12 @@ __all__ = [
     "Task",
     "changes",
     "check_name",
+    "format_value",
     "import_object",
     "load",
     "one_of",
     "options_class",
     "parse",
+    "path_exists",
     "read",
-    "shown",
-    "there_is",
 ]

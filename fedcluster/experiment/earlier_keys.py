@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment.messages import describe, shown
+from fedcluster.experiment.messages import describe, format_value
 from fedcluster.experiment.sections import NAMING, Algorithm
 
 # Options of algorithms that were keys of [local] before there was [algorithm], with their defaults. The files of runs
@@ -51,7 +51,8 @@ def current_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     name = local.get("algorithm", section.get("name", "fedavg"))
     if section.get("name", name) != name:
         raise BadExperiment(
-            f"local.algorithm = {shown(name)} and algorithm.name = {shown(section['name'])} differ: remove the former"
+            f"local.algorithm = {format_value(name)} and algorithm.name = {format_value(section['name'])} differ: "
+            "remove the former"
         )
     section["name"] = name
     try:
@@ -63,7 +64,8 @@ def current_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
             section.setdefault(key, local[key])
         elif local[key] != FORMERLY_LOCAL[key]:
             raise BadExperiment(
-                f"local.{key} = {shown(local[key])} is not allowed: the algorithm {shown(name)} has no such option"
+                f"local.{key} = {format_value(local[key])} is not allowed: the algorithm {format_value(name)} has no "
+                "such option"
             )
     current["algorithm"] = section
     current["local"] = {key: value for key, value in local.items() if key not in {"algorithm", *FORMERLY_LOCAL}}

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment.earlier_keys import current_keys
-from fedcluster.experiment.messages import format_error, shown
+from fedcluster.experiment.messages import format_error, format_value
 from fedcluster.experiment.overrides import replace_keys
 from fedcluster.experiment.parts import Section, reference
 from fedcluster.experiment.sections import (
@@ -68,7 +68,9 @@ class Experiment(Section):
     def transforms_are_named(cls, transforms: tuple[Any, ...]) -> tuple[Any, ...]:
         for given in transforms:
             if isinstance(given, str | int | float | list | dict) and ":" not in str(given):
-                raise ValueError(f"= {shown(given)} is not allowed: use package.module:name, or in Python a transform")
+                raise ValueError(
+                    f"= {format_value(given)} is not allowed: use package.module:name, or in Python a transform"
+                )
         return transforms
 
     @model_validator(mode="after")
@@ -142,5 +144,5 @@ def changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[
         if isinstance(before, dict) and isinstance(after, dict):
             keys += changes(before, after, f"{prefix}{key}.")
         elif before != after:
-            keys.append(f"{prefix}{key[:80]} (was {shown(before)}, now {shown(after)})")
+            keys.append(f"{prefix}{key[:80]} (was {format_value(before)}, now {format_value(after)})")
     return keys

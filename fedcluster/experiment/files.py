@@ -74,12 +74,12 @@ def resolve_path(section: Any, key: str, folder: Path) -> None:
     """A relative path is looked for beside the experiment file first, then in the working directory."""
     if isinstance(section, dict) and isinstance(section.get(key), str):
         for place in (folder, Path()):
-            if section[key] not in (*DATASETS, *TOKENIZERS, WITH_DEVICES) and there_is(place / section[key]):
+            if section[key] not in (*DATASETS, *TOKENIZERS, WITH_DEVICES) and path_exists(place / section[key]):
                 section[key] = str((place / section[key]).resolve())
                 return
 
 
-def there_is(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     try:
         return path.exists()
     except (OSError, ValueError):  # too long, or no path at all

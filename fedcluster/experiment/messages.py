@@ -21,7 +21,7 @@ def format_error(error: ValidationError, sections: Mapping[str, type[BaseModel]]
     if not inside[0]["loc"]:  # of the section as a whole
         if inside[0]["type"] == "value_error":
             return f"{first['loc'][0]} {inside[0]['ctx']['error']}{more(others)}".replace(" .", ".", 1)
-        return f"{first['loc'][0]} = {shown(first['input'])} is not allowed: {first['msg']}{more(others)}"
+        return f"{first['loc'][0]} = {format_value(first['input'])} is not allowed: {first['msg']}{more(others)}"
     return f"{first['loc'][0]}.{describe(inside, section.model_fields, others)}"
 
 
@@ -38,15 +38,15 @@ def describe(problems: Sequence[Any], known: Iterable[str], others: int | None =
     if first["type"] == "value_error":
         return f"{key} {first['ctx']['error']}{more(others)}".replace(" .", ".", 1)
     messages = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][:1] == first["loc"][:1])
-    return f"{key} = {shown(first['input'])} is not allowed: {'; or '.join(messages)}{more(others)}"
+    return f"{key} = {format_value(first['input'])} is not allowed: {'; or '.join(messages)}{more(others)}"
 
 
 def more(others: int) -> str:
     return f" (and {others} more)" if others else ""
 
 
-def shown(value: Any) -> str:
-    """A value in a message: whatever it is, in a few words."""
+def format_value(value: Any) -> str:
+    """The repr of a value, cut to 100 characters."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # too deep, or a number of thousands of digits

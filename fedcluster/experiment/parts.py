@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment.messages import describe, shown
+from fedcluster.experiment.messages import describe, format_value
 
 
 class Section(BaseModel):
@@ -93,9 +93,9 @@ def options_class(part: Any) -> type[Section]:
 def check_name(value: Any, names: Iterable[str]) -> Any:
     """A name from the list, `package.module:name`, or in Python the object itself."""
     if isinstance(value, str) and value not in names and ":" not in value:
-        raise ValueError(f"= {shown(value)} is not allowed: use {alternatives(names)}package.module:name")
+        raise ValueError(f"= {format_value(value)} is not allowed: use {alternatives(names)}package.module:name")
     if not isinstance(value, str) and not callable(value):
-        raise ValueError(f"= {shown(value)} is not allowed: use {alternatives(names)}a function")
+        raise ValueError(f"= {format_value(value)} is not allowed: use {alternatives(names)}a function")
     return value
 
 

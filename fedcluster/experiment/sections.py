@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment.messages import describe, shown
+from fedcluster.experiment.messages import describe, format_value
 from fedcluster.experiment.parts import Part, Section, check_name, one_of, registered
 from fedcluster.experiment.types import (
     AtLeastOne,
@@ -58,7 +58,7 @@ class Data(Section):
             return name  # columns, or splits of them
         if name is None or isinstance(name, int | float | list | tuple | dict | date | time):
             raise ValueError(
-                f"= {shown(name)} is not allowed: use a name, a path, package.module:callable, or a Dataset"
+                f"= {format_value(name)} is not allowed: use a name, a path, package.module:callable, or a Dataset"
             )
         return is_path(name) if isinstance(name, str) else name
 
@@ -106,7 +106,7 @@ class Fleet(Part):
         try:
             return date.fromisoformat(day).isoformat()
         except ValueError:
-            raise ValueError(f"= {shown(day)} is not allowed: write a day as YYYY-MM-DD") from None
+            raise ValueError(f"= {format_value(day)} is not allowed: write a day as YYYY-MM-DD") from None
 
     @model_validator(mode="after")
     def generated_or_described(self) -> "Fleet":

@@ -58,7 +58,7 @@ class Clock:
         starts = np.full(len(cohort), opened) if trace is None else trace.next_free(cohort, opened)
         ends = starts + self.work(cycle.round, cohort)
         leaves = np.full(len(cohort), FOREVER) if trace is None else trace.free_until(cohort, starts)
-        leaves = np.minimum(leaves, self.drop_outs(cycle, starts, ends))
+        leaves = np.minimum(leaves, self.drop_out_times(cycle, starts, ends))
         lost, never = leaves < ends, starts == FOREVER
         over = opened + self.deadline
         if (~lost & ~never).sum() >= cycle.wanted > 0:
@@ -73,8 +73,8 @@ class Clock:
         late[first] = False
         failed = len(first) < self.options.min_updates
         return CycleOutcome(
-            started=part(cycle, np.flatnonzero(starts < max(over, opened + 1))),
-            reported=part(cycle, first[:0] if failed else first),
+            started=select_devices(cycle, np.flatnonzero(starts < max(over, opened + 1))),
+            reported=select_devices(cycle, first[:0] if failed else first),
             time=replace(
                 time,
                 now=over,
@@ -104,7 +104,7 @@ class Clock:
         whole: Ints = np.ceil(np.minimum(seconds, FOREVER / 1e6) * 1000).astype(np.int64)
         return whole
 
-    def drop_outs(self, cycle: Cycle, starts: Ints, ends: Ints) -> Ints:
+    def drop_out_times(self, cycle: Cycle, starts: Ints, ends: Ints) -> Ints:
         """When a device drops out, somewhere in its work; FOREVER when it does not."""
         if self.options.dropout == 0:
             return np.full(len(starts), FOREVER)
@@ -123,9 +123,11 @@ def busy(starts: Ints, ends: Ints) -> int:
     return int(np.maximum(ends - np.maximum(starts, before), 0).sum())
 
 
-def part(cycle: Cycle, places: Ints) -> Cycle:
-    """The cycle with some of its cohort."""
-    return replace(cycle, cohort=cycle.cohort[places], weights=cycle.weights[places], samples=cycle.samples[places])
+def select_devices(cycle: Cycle, positions: Ints) -> Cycle:
+    """The cycle with the devices at these positions of its cohort."""
+    return replace(
+        cycle, cohort=cycle.cohort[positions], weights=cycle.weights[positions], samples=cycle.samples[positions]
+    )
 
 
 def check(options: sections.Clock, schedule: Schedule) -> None:

@@ -14,8 +14,8 @@ COUNTS = ("aggregations", "device_updates", "downloads", "uploads", "bytes_down"
 
 
 class Ledger:
-    """Totals since the start of the run, and downloads and uploads of every device. `missing` are those of the latest
-    cohort from whom nothing came.
+    """Totals since the start of the run, and downloads and uploads of every device. `missing` are the devices of the
+    latest cohort that sent nothing.
 
     In centralized training nothing travels: a ledger over no devices counts nothing.
     """
@@ -43,8 +43,8 @@ class Ledger:
         self.counts["bytes_down"] += len(cycle.cohort) * self.broadcast
 
     def receive(self, replies: Iterable[Reply], cycle: Cycle, upload_spec: Tensors, phase: int = 0) -> Iterator[Update]:
-        """Count the uploads of a cohort, and pass on those that this process has. Updates from strangers and second
-        updates are not counted: `accept` refuses them. A download that could not be sent is taken off the count."""
+        """Count the uploads of a cohort, and pass on those that this process has. Updates of devices outside the cohort
+        and second updates are not counted: `accept` refuses them. A download that could not be sent is not counted."""
         waiting = set(cycle.cohort.tolist()) if len(self.uploads) and upload_spec else set()
         for update in replies:
             if isinstance(update, Unsent):
@@ -65,10 +65,10 @@ class Ledger:
                 yield update
         self.missing = sorted({*self.missing, *waiting})
 
-    def fail(self, devices: Ints, part: list[Ints]) -> None:
-        """Let the devices of a failed cycle take part again in this round. What was sent stays counted. `part` is what
-        `part` returned before the cycle."""
-        self.last_download[devices], self.last_upload[devices] = part[2:]
+    def fail(self, devices: Ints, rows: list[Ints]) -> None:
+        """Let the devices of a failed cycle take part again in this round. What was sent stays counted. `rows` is what
+        `rows` returned before the cycle."""
+        self.last_download[devices], self.last_upload[devices] = rows[2:]
 
     def refuse(self, update: Update, reason: str, diverged: bool) -> None:
         self.refusals.append(Refusal(self.received, update.device, reason, diverged))
@@ -88,7 +88,7 @@ class Ledger:
         if len(over):
             raise BudgetExceeded(
                 f"device {over[0]} would {what} a second time in round {round + 1}; "
-                f"FedCluster's budget is one {what} a device and round, so the schedule is wrong"
+                f"FedCluster's budget is one {what} per device and round, so the schedule is wrong"
             )
         last[devices] = round
 
@@ -96,12 +96,12 @@ class Ledger:
     def columns(self) -> tuple[Ints, ...]:
         return self.downloads, self.uploads, self.last_download, self.last_upload
 
-    def part(self, devices: Ints) -> list[Ints]:
+    def rows(self, devices: Ints) -> list[Ints]:
         """A copy of the rows of these devices."""
         return [column[devices] for column in self.columns] if len(self.downloads) else []
 
-    def put_back(self, devices: Ints, part: list[Ints]) -> None:
-        for column, values in zip(self.columns, part, strict=False):
+    def restore_rows(self, devices: Ints, rows: list[Ints]) -> None:
+        for column, values in zip(self.columns, rows, strict=False):
             column[devices] = values
 
     def to_array(self) -> NDArray[np.int64]:

@@ -89,9 +89,13 @@ class Record:
         elapsed = time.perf_counter() - self.began
         line = {"round": state.round, **scores, **self.ledger.counts, "seconds": self.seconds, "elapsed": elapsed}
         if self.timed:
-            told = state.time
-            line |= {"simulated_seconds": told.now / 1000, "idle_seconds": told.idle / 1000}
-            line |= {"dropped": told.dropped, "late": told.late, "failed_cycles": told.failed}
+            simulated_time = state.time
+            line |= {"simulated_seconds": simulated_time.now / 1000, "idle_seconds": simulated_time.idle / 1000}
+            line |= {
+                "dropped": simulated_time.dropped,
+                "late": simulated_time.late,
+                "failed_cycles": simulated_time.failed,
+            }
         self.history.append(line)
         self.seconds = 0.0
         return line

@@ -45,7 +45,7 @@ class Checkpoints(Callback):
         self.round = state.round
 
     def on_cycle_start(self, cycle: Cycle, state: State) -> None:
-        self.open = cycle, self.ledger.part(cycle.cohort)
+        self.open = cycle, self.ledger.rows(cycle.cohort)
 
     def on_cycle_end(self, line: Line, state: State) -> None:
         if not self.recorder.held:
@@ -74,7 +74,7 @@ class Checkpoints(Callback):
             return
         cycle, rows = self.open
         if (cycle.round, cycle.cycle) >= (whole.state.round, whole.state.cycle):
-            self.ledger.put_back(cycle.cohort, rows)
+            self.ledger.restore_rows(cycle.cohort, rows)
         self.ledger.counts = dict(whole.counts)
         self.store(whole)
 

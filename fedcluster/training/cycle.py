@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedcluster.algorithms import FedAvg, pair_balance
-from fedcluster.fleet.clock import CycleOutcome, all_report, part
+from fedcluster.fleet.clock import CycleOutcome, all_report, select_devices
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.optimizers import learning_rate
 from fedcluster.rng import stream
@@ -42,7 +42,7 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     """W_{jM+K} -> W_{jM+K+1}. The model stays as it is if the cycle fails or its result is not finite."""
     outcome = setup.clock.outcome(cycle, state.time) if setup.clock else all_report(cycle, state.time)
     before, cycle, phases = state, outcome.reported, setup.algorithm.phases
-    rows = ledger.part(outcome.started.cohort) if setup.min_updates else []
+    rows = ledger.rows(outcome.started.cohort) if setup.min_updates else []
     device_states = {k: state.devices[k] for k in cycle.cohort.tolist() if k in state.devices}
     received = setup.rates.local(cycle)
     furthest: list[divergence.Moved] = []
@@ -141,4 +141,4 @@ def collect_devices(updates: Iterable[Accepted], devices: set[int]) -> Iterator[
 
 def only(cycle: Cycle, devices: set[int]) -> Cycle:
     """The cycle with these devices of its cohort, gathered from all ranks."""
-    return part(cycle, np.flatnonzero(all_reduce_any(np.isin(cycle.cohort, list(devices)))))
+    return select_devices(cycle, np.flatnonzero(all_reduce_any(np.isin(cycle.cohort, list(devices)))))

@@ -7,7 +7,7 @@ of Section, and in an attribute `needs` what it needs to know of every device: "
 """
 
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Clusters, import_object, options_class, shown
+from fedcluster.experiment import Clusters, format_value, import_object, options_class
 from fedcluster.fleet.clustering.anticlustering import BALANCED, SIMILAR
 from fedcluster.fleet.clustering.from_file import FILE
 from fedcluster.fleet.clustering.major_class import MAJOR_CLASS
@@ -39,7 +39,7 @@ def find(clusters: Clusters) -> Method:
         import_object(clusters.method, "fleet", "rng", "options")
     own_needs = getattr(found, "needs", None)
     if own_needs is not None and own_needs not in OWN_NEEDS:
-        raise BadExperiment(f"clusters.method: needs = {shown(own_needs)} is not one of {', '.join(OWN_NEEDS)}")
+        raise BadExperiment(f"clusters.method: needs = {format_value(own_needs)} is not one of {', '.join(OWN_NEEDS)}")
     return Method(
         lambda request: found(request.fleet, request.rng, clusters), options_class(found), lambda options: own_needs
     )
