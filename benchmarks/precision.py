@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcluster.allocator import keep_memory
+from fedcluster.data.dataset import DataSpec
 from fedcluster.models import zoo
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.precision import emulated
@@ -61,9 +62,9 @@ if __name__ == "__main__":
     if why := emulated(torch.device("cpu")):
         sys.exit(f"{why}: there is nothing to measure")
     rows = [
-        compare("CNN, 28x28", zoo.build("cnn", (1, 28, 28), 10, 0), (1, 28, 28)),
-        compare("small AlexNet, 32x32", zoo.build("alexnet", (3, 32, 32), 10, 0), (3, 32, 32)),
-        compare("MLP 784-200-200-10", zoo.build("mlp", (784,), 10, 0), (784,)),
+        compare("CNN, 28x28", zoo.build("cnn", DataSpec((1, 28, 28), "class", 10), 0), (1, 28, 28)),
+        compare("small AlexNet, 32x32", zoo.build("alexnet", DataSpec((3, 32, 32), "class", 10), 0), (3, 32, 32)),
+        compare("MLP 784-200-200-10", zoo.build("mlp", DataSpec((784,), "class", 10), 0), (784,)),
         compare("transformer block, 256 wide, 64 tokens", Transformer(), (64, 256)),
     ]
     text = "\n".join([HEAD, *rows])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedcluster.allocator import keep_memory
-from fedcluster.data.dataset import Dataset
+from fedcluster.data.dataset import Dataset, DataSpec
 from fedcluster.models import zoo
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.kernels import architecture
@@ -60,7 +60,7 @@ if __name__ == "__main__":
     print("| --- | --- | --- | --- | --- |")
     for model in MODELS:
         for batch in BATCHES[:2]:
-            print(compare(model, zoo.build(model, SHAPE, CLASSES, seed=0), batch), flush=True)
+            print(compare(model, zoo.build(model, DataSpec(SHAPE, "class", CLASSES), seed=0), batch), flush=True)
     for width in WIDTHS:
         for batch in BATCHES:
             print(compare(width, two_hidden(width), batch), flush=True)
