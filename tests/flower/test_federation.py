@@ -170,8 +170,8 @@ def test_killed_devices_are_missed_and_one_comes_back(twelve: Federation) -> Non
     until(lambda: len(twelve.lines("faults")) % 3 == 1)  # theirs is the next one
     for device in killed:
         kill(twelve.devices[device])
-    twelve.join(killed[0], "--allow", SLOW)
     until(lambda: any(cycle["missing"] == numbers[:3] and cycle["changed"] for cycle in ours()))
+    twelve.join(killed[0], "--allow", SLOW)  # only now: back in time, it would take part in that cycle
     until(lambda: ours()[-1]["missing"] == numbers[1:3])
     for device in (killed[0], *rest):
         twelve.devices[device].terminate()
