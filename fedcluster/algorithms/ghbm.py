@@ -10,8 +10,7 @@ Heavy-ball momentum over the last tau cycles, applied in every local step:
     fedhbm       m = (b_k - w) / (t - t_k), every step    b_k: what device k sent in its last cycle
 
 t counts cycles over the whole run. tau is M, one round, unless it is given; ghbm with tau = 1 is FedCM. local_ghbm and
-fedhbm send nothing but the model and the number t; when a device takes part for the first time,
-it has no momentum.
+fedhbm send nothing but the model and the number t. A device that takes part for the first time has no momentum.
 """
 
 from dataclasses import replace
@@ -86,7 +85,8 @@ class LocalGhbm(FedAvg):
         momentum = (device_state["model"] - start) * self.factor(batches, received, device_state)
         w = local_sgd(flat_model, received["model"], batches, momentum)
         device_state |= {
-            name: now.expand_as(device_state[name]) for name, now in (("model", start), ("t", received["t"]))
+            "model": start.expand_as(device_state["model"]).clone(),
+            "t": received["t"].expand_as(device_state["t"]).clone(),
         }
         return {"model": w}
 

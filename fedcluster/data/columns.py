@@ -6,7 +6,7 @@ Otherwise the table is refused, with the key that resolves the ambiguity.
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from fedcluster.data.split import held_out, split_tables
 from fedcluster.data.tables import Table, is_number
 from fedcluster.errors import BadData
 from fedcluster.experiment import Data
+from fedcluster.reporting import Say
 
 LABELS = ("label", "labels", "target", "class", "y")
 DEVICE = "device"
@@ -30,7 +31,6 @@ FEW_VALUES = 20  # distinct integers are taken for classes
 DENSE_VALUES = 1000  # more distinct integers are taken for classes up to this one, if they have few gaps from 0 on
 
 Arrays = dict[str, Any]
-Say = Callable[[str], None]
 Kind = Literal["number", "category", "picture", "vector", "text"]
 
 

@@ -28,12 +28,12 @@ from fedcluster.errors import BadData, BadRun
 from fedcluster.experiment import WITH_DEVICES, Data, format_value, import_object, path_exists
 from fedcluster.files import cache_folder, write_atomically
 from fedcluster.inputs import located, read_bytes
+from fedcluster.reporting import Say
 
 TABLES = (".csv", ".parquet")
 FOR_TABLES = ("features", "target", "device", "categories", "encoding", "tokenizer", "length")  # keys of [data]
 
 Arrays = dict[str, Any]  # x_train, y_train, x_test, y_test, perhaps device_train; target, outputs, vocabulary
-Say = Callable[[str], None]
 
 
 def open_device(data: Data, target: str | None) -> Dataset:

@@ -1,6 +1,5 @@
 """The training and the test part of data that come without one, or with a column that tells."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,12 +8,11 @@ from numpy.typing import NDArray
 
 from fedcluster.data.tables import Table
 from fedcluster.errors import BadData
+from fedcluster.reporting import Say
 from fedcluster.rng import stream
 
 HELD_OUT = 0.2
 TEST, TRAIN = {"test", "true", "1"}, {"train", "false", "0"}
-
-Say = Callable[[str], None]
 
 
 def test_rows(rows: int, share: float) -> NDArray[np.bool_]:

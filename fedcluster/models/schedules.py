@@ -10,8 +10,8 @@
     theorem        f(j) = 1 / (lr sqrt(T M E)), so that eta is the theorem's rate (TME)^(-1/2) whatever `lr` is
 
 j counts rounds from 0, K the cycles of a round; f(j) = 1 during the warm-up; T is the number of rounds after it. With
-cycle_decay < 1 later cycles of a round take smaller steps, because the last cluster has the last word. A schedule of
-one's own is a function (round, cycle) -> factor.
+cycle_decay < 1 later cycles of a round take smaller steps, because the last cluster influences the model most.
+A schedule of your own is a function (round, cycle) -> factor.
 """
 
 import math

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save
 
 import fedcluster
 from fedcluster.errors import BadRun
-from fedcluster.experiment import Experiment
+from fedcluster.models.schedules import depends_on_rounds
 from fedcluster.reporting import Say
 from fedcluster.runs import fingerprints as code
 from fedcluster.runs.devices import DEVICES, TABLE, write_table
@@ -49,19 +49,13 @@ def begin(setup: Setup, folder: Folder | None, say: Say) -> Begun:
     if folder.begun:
         say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
     if (before := folder.planned_rounds) not in (None, rounds) and (state.round or state.cycle):
-        for key in horizon_schedules(setup.experiment):
+        for key in depends_on_rounds(setup.experiment):
             say(
                 f"{key} depends on the number of rounds: rounds up to {state.round} followed that of {before} rounds, "
                 f"the others follow that of {rounds}, so the result is not that of {rounds} rounds at once"
             )
     record = Record(resumed.ledger, resumed.seconds, kept[METRICS].lines, kept[CYCLES].lines, timed)
     return Begun(state, record, kept)
-
-
-def horizon_schedules(experiment: Experiment) -> list[str]:
-    """The keys of the learning-rate schedules that depend on the number of rounds."""
-    sections = {"local.schedule": experiment.local.schedule, "server.schedule": experiment.server.schedule}
-    return [key for key, given in sections.items() if given is not None and getattr(given.find(), "horizon", False)]
 
 
 def facts(setup: Setup, start: Line | None = None) -> dict[str, Any]:
