@@ -1,11 +1,13 @@
-"""One SGD step of the compiled engine and of torch: models of the zoo, and networks of two hidden layers by width.
+"""One SGD step of the compiled engine and of torch: LeNet, models of the zoo, and networks of two hidden layers.
 
-    python benchmarks/wide.py        a few minutes; one core
+    python benchmarks/wide.py        a few minutes; one core; writes results/wide.md
 
 `MAX_WEIGHTS` in `models/kernels/architecture.py` comes from the widths: networks with a larger layer are left to torch.
 """
 
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from fedcluster.models import zoo
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.kernels import architecture
 
+RESULTS = Path(__file__).parent / "results" / "wide.md"
 MODELS = ("logistic", "mlp", "cnn", "alexnet")
 WIDTHS, BATCHES, SHAPE, CLASSES = (200, 512, 1000, 1024, 1500, 2048), (10, 30, 256), (1, 28, 28), 10
 SECONDS = 0.1  # of torch, for one measurement
@@ -52,15 +55,30 @@ def two_hidden(width: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *layers)
 
 
+def lenet() -> nn.Module:
+    blocks = nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)
+    layers = nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, CLASSES)
+    return nn.Sequential(*blocks, nn.Flatten(), *layers)
+
+
+def rows() -> Iterator[str]:
+    yield "| model or width | batch | compiled, ms a step | torch, ms a step | torch / compiled |"
+    yield "| --- | --- | --- | --- | --- |"
+    models = {model: zoo.build(model, DataSpec(SHAPE, "class", CLASSES), seed=0) for model in MODELS}
+    for name, module in (models | {"lenet": lenet()}).items():
+        for batch in BATCHES[:2]:
+            yield compare(name, module, batch)
+    for width in WIDTHS:
+        for batch in BATCHES:
+            yield compare(width, two_hidden(width), batch)
+
+
 if __name__ == "__main__":
     keep_memory()
     torch.set_num_threads(1)
     architecture.MAX_WEIGHTS = 10**9
-    print("| model or width | batch | compiled, ms a step | torch, ms a step | torch / compiled |")
-    print("| --- | --- | --- | --- | --- |")
-    for model in MODELS:
-        for batch in BATCHES[:2]:
-            print(compare(model, zoo.build(model, DataSpec(SHAPE, "class", CLASSES), seed=0), batch), flush=True)
-    for width in WIDTHS:
-        for batch in BATCHES:
-            print(compare(width, two_hidden(width), batch), flush=True)
+    lines = []
+    for line in rows():
+        print(line, flush=True)
+        lines.append(line)
+    RESULTS.write_text("\n".join(lines) + "\n")

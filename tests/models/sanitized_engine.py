@@ -14,19 +14,19 @@ from math import prod
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from fedcluster.models.kernels.library import open_library
 from fedcluster.models.kernels.structures import Block, NetworkSpec, Samples
 
 CROPS = st.sampled_from([0, 0, 5])
-SHAPES = st.tuples(st.integers(1, 9), st.integers(4, 11), st.integers(4, 11))
+SHAPES = st.tuples(st.integers(1, 9), st.integers(4, 13), st.integers(4, 13))
 BLOCKS = st.lists(
     st.builds(
-        Block,
+        lambda channels, form, *pooling: Block(channels, *form, *pooling),
         st.sampled_from([1, 3, 8, 9, 16, 25, 64]),  # 64: pixels are moved apart
-        st.sampled_from([3, 5]),
+        st.sampled_from([(3, 1), (5, 2), (3, 0), (5, 0), (5, 1)]),  # kernel, padding
         st.sampled_from([2, 3]),
         st.booleans(),
     ),
@@ -56,6 +56,7 @@ def train_and_evaluate(
     features = shape[0], *(min(size, crop or size) for size in shape[1:])
     for block in blocks:
         features = block.out_channels, block.pooled(features[1]), block.pooled(features[2])
+        assume(min(features) > 0)
     sizes = [prod(features), *sizes[1:]]
     spec = NetworkSpec(sizes, blocks, shape, crop)
     x = torch.randint(256, (5, *shape)).to(torch.uint8) if as_bytes else torch.randn(5, *shape)
@@ -132,8 +133,8 @@ def check_networks(library: Any, examples: int) -> None:
     )
     def check(blocks: list[Block], crop: int, **drawn: Any) -> None:
         nonlocal drawn_so_far
-        drawn_so_far += 1
         train_and_evaluate(library, blocks=blocks, crop=crop if blocks else 0, **drawn)
+        drawn_so_far += 1
 
     check()
     for n in (0, 1, 31, 4097):

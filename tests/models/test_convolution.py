@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedcluster.models import zoo as models
 from fedcluster.models.flat_model import FlatModel
@@ -54,10 +55,34 @@ def mixed(shape: Shape) -> nn.Sequential:
         *(nn.Conv2d(shape[0], 8, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(8, 5, 3, padding=1), nn.ReLU(), PoolSame()),
         *(nn.Conv2d(5, 64, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(), Normalise()),
-        *(nn.Conv2d(64, 9, 3, padding=1), PoolSame(), nn.ReLU(), nn.Flatten()),
+        *(nn.Conv2d(64, 9, 3, padding=1), PoolSame(), nn.ReLU()),
     ]
+    return classifier(parts, shape)
+
+
+def unpadded(shape: Shape) -> nn.Sequential:
+    """Every kernel with less padding than "same", with every way of pooling."""
+    parts = [
+        *(nn.Conv2d(shape[0], 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 6, 5, padding=1), nn.ReLU(), PoolSame(), Normalise()),
+        *(nn.Conv2d(6, 9, 3, padding="valid"), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(9, 7, 3, padding="same"), PoolSame(), nn.ReLU()),
+    ]
+    return classifier(parts, shape)
+
+
+def lenet(shape: Shape) -> nn.Sequential:
+    first, second = nn.Conv2d(shape[0], 6, 5), nn.Conv2d(6, 16, 5)
+    return classifier([first, nn.ReLU(), nn.MaxPool2d(2), second, nn.ReLU(), nn.MaxPool2d(2)], shape, 120, 84)
+
+
+def classifier(blocks: list[nn.Module], shape: Shape, *hidden: int) -> nn.Sequential:
+    """Linear layers of these widths after blocks, and five classes."""
+    parts = [*blocks, nn.Flatten()]
     features = nn.Sequential(*parts)(torch.ones(1, *shape)).numel()
-    return nn.Sequential(*parts, nn.Linear(features, 5))
+    for i, o in pairwise([features, *hidden, 5]):
+        parts += [nn.Linear(i, o), nn.ReLU()]
+    return nn.Sequential(*parts[:-1])
 
 
 CASES: list[tuple[Shape, tuple[int, ...]]] = [
@@ -124,6 +149,38 @@ def test_normalisation_of_large_numbers() -> None:
 def test_blocks_of_every_kind(shape: Shape) -> None:
     torch.manual_seed(0)
     check(mixed(shape), torch.randn(18, *shape), torch.randint(5, (18,)), 6)
+
+
+@needs_compiler
+@pytest.mark.parametrize("make", [unpadded, lenet])
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 31, 24)])
+def test_convolutions_without_zeros_around(make: Make, shape: Shape) -> None:
+    torch.manual_seed(0)
+    check(make(shape), torch.randn(18, *shape), torch.randint(5, (18,)), 6)
+    evaluates_like_torch(make(shape), shape, rows=61, threads=1)
+
+
+@needs_compiler
+def test_a_padded_convolution_is_one_of_a_padded_image() -> None:
+    """With the zeros as pixels of the samples, a convolution without padding takes the same steps to the bit."""
+    torch.manual_seed(0)
+    padded, x, y = network((3, 6, 7), 8), torch.randn(12, 3, 6, 7), torch.randint(5, (12,))
+    bare = deepcopy(padded)
+    bare[0] = nn.Conv2d(3, 8, 3)
+    bare[0].load_state_dict(padded[0].state_dict())
+    one, other = FlatModel(padded), FlatModel(bare)
+    local_sgd(one, x, y, 4, lr=0.1)
+    local_sgd(other, F.pad(x, (1, 1, 1, 1)), y, 4, lr=0.1)
+    assert torch.equal(one.w, other.w)
+
+
+@needs_compiler
+def test_samples_that_are_too_small_are_refused() -> None:
+    """3 x 3 pixels have no patch of 5 x 5: not even one of -1 x -1."""
+    flat_model = FlatModel(nn.Sequential(nn.Conv2d(1, 1, 5), nn.ReLU(), PoolSame(), nn.Flatten(), nn.Linear(1, 5)))
+    for shape in ((1, 3, 3), (1, 4, 6), (2, 5, 5), (25,)):
+        with pytest.raises(ValueError, match="does not take samples"):
+            local_sgd(flat_model, torch.ones(2, *shape), torch.zeros(2, dtype=torch.int64), 2, lr=0.1)
 
 
 @needs_compiler
@@ -265,6 +322,14 @@ class Doubled(nn.Conv2d):
         return super().forward(x) * 2
 
 
+def repadded() -> nn.Module:
+    module = network((3, 8, 8), 4)
+    layer = InputConv2d(3, 4, 3)
+    layer.padding = (0, 0)  # it is not looked at
+    module[0] = layer
+    return module
+
+
 def convolution(**how: object) -> nn.Conv2d:
     return nn.Conv2d(4, 4, **{"kernel_size": 3, "padding": 1, **how})  # type: ignore[arg-type]
 
@@ -272,10 +337,10 @@ def convolution(**how: object) -> nn.Conv2d:
 OTHERS: dict[str, Callable[[], nn.Module]] = {
     "a larger kernel": almost(3, convolution(kernel_size=7, padding=3)),
     "an even kernel": almost(3, convolution(kernel_size=2, padding=1)),
-    "less padding": almost(3, convolution(kernel_size=5, padding=1)),
+    "more padding": almost(3, convolution(padding=2)),
+    "uneven padding": almost(3, convolution(kernel_size=5, padding=(2, 1))),
     "another kernel": almost(3, convolution(kernel_size=(3, 1), padding=(1, 0))),
     "a stride": almost(3, convolution(stride=2)),
-    "no padding": almost(3, convolution(padding=0)),
     "no bias": almost(3, convolution(bias=False)),
     "reflection": almost(3, convolution(padding_mode="reflect")),
     "dilation": almost(3, convolution(dilation=2, padding=2)),
@@ -299,6 +364,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "cropped later": almost(3, Crop(8), insert=True),
     "cropped alone": lambda: nn.Sequential(Crop(4), nn.Flatten(), nn.Linear(16, 3)),
     "an input's convolution later": almost(3, InputConv2d(4, 4, 3)),
+    "an input's convolution with other padding": repadded,
     "dropout": almost(3, nn.Dropout2d(), insert=True),
     "not flat": almost(6, nn.Identity()),
     "flat in part": almost(6, nn.Flatten(2)),

@@ -36,9 +36,9 @@ def architecture_of(module: nn.Module) -> Architecture | None:
     """The architecture of a module; None if the engine cannot train it.
 
     It has linear layers with bias and ReLU between them. Before them there may be Flatten, and before that blocks: a
-    convolution 3x3 or 5x5 with bias and zeros around, ReLU and max-pooling with stride 2 in either order (MaxPool2d(2)
-    or PoolSame), perhaps Normalise; and a Crop before the first block. All parameters are trained, each is used once,
-    and they are registered in the order of the forward pass.
+    convolution 3x3 or 5x5 with bias, with or without zeros around, ReLU and max-pooling with stride 2 in either order
+    (MaxPool2d(2) or PoolSame), perhaps Normalise; and a Crop before the first block. All parameters are trained, each
+    is used once, and they are registered in the order of the forward pass.
     """
     layers = layers_of(module)
     architecture = None if layers is None else parse(layers)
@@ -63,7 +63,8 @@ def parse(layers: list[nn.Module]) -> Architecture | None:
     while len(layers) > 3 and is_convolution(layers[0], first=not blocks) and (window := pooling_window(layers[1:3])):
         normalised = type(layers[3]) is Normalise
         convolutions.append(layers[0])
-        blocks.append(Block(layers[0].out_channels, layers[0].kernel_size[0], window, normalised))
+        size = layers[0].kernel_size[0]
+        blocks.append(Block(layers[0].out_channels, size, paddings(size)[layers[0].padding], window, normalised))
         layers = layers[3 + normalised :]
     flat = bool(layers) and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1)
     layers = layers[flat:]
@@ -81,8 +82,15 @@ def is_convolution(layer: nn.Module, first: bool) -> TypeGuard[nn.Conv2d]:
     if not (type(layer) is nn.Conv2d or (first and type(layer) is InputConv2d)) or layer.bias is None:
         return False
     size = layer.kernel_size[0]
-    form = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode
-    return size in (3, 5) and form == ((size, size), (1, 1), (size // 2, size // 2), (1, 1), 1, "zeros")
+    form = layer.kernel_size, layer.stride, layer.dilation, layer.groups, layer.padding_mode
+    if size not in (3, 5) or form != ((size, size), (1, 1), (1, 1), 1, "zeros"):
+        return False
+    return layer.padding in paddings(size) and (type(layer) is nn.Conv2d or layer.padding == (size // 2, size // 2))
+
+
+def paddings(size: int) -> dict[tuple[int, ...] | str, int]:
+    """The paddings that a convolution may have, as torch writes them: at most that of "same"."""
+    return {"valid": 0, "same": size // 2, **{(number, number): number for number in range(size // 2 + 1)}}
 
 
 def pooling_window(layers: list[nn.Module]) -> int:

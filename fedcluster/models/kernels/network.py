@@ -73,16 +73,27 @@ class Network:
         return self.specs[shape]
 
     def build_spec(self, shape: torch.Size) -> NetworkSpec:
-        crop, convolutions, blocks, _ = self.architecture
-        features = tuple(shape)
-        if crop and len(shape) == 3:
-            features = (shape[0], min(shape[1], crop), min(shape[2], crop))
-        for layer, block in zip(convolutions, blocks, strict=True):
-            fits = len(features) == 3 and features[0] == layer.in_channels
-            features = (block.out_channels, block.pooled(features[1]), block.pooled(features[2])) if fits else ()
-        if prod(features) != self.sizes[0]:
+        crop, _, blocks, _ = self.architecture
+        if self.features(shape) != self.sizes[0]:
             raise ValueError(f"the network does not take samples {list(shape)}")
         return NetworkSpec(self.sizes, blocks, shape, crop)
+
+    def features(self, shape: torch.Size) -> int | None:
+        """How many features of a sample reach the first linear layer; None if a block does not take it."""
+        crop, convolutions, blocks, _ = self.architecture
+        if not blocks:
+            return prod(shape)
+        if len(shape) != 3:
+            return None
+        channels, *sides = shape
+        if crop:
+            sides = [min(side, crop) for side in sides]
+        for layer, block in zip(convolutions, blocks, strict=True):
+            sides = [block.pooled(side) for side in sides]
+            if channels != layer.in_channels or min(sides) < 1:
+                return None
+            channels = block.out_channels
+        return channels * prod(sides)
 
     def workspace_for(self, spec: NetworkSpec, batch: int, with_offset: bool) -> Tensor:
         """Memory for training on batches of this size, kept for the next call."""

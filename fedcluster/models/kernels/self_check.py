@@ -15,11 +15,13 @@ from fedcluster.models.layers import Crop, Normalise, PoolSame
 
 def compare_with_torch(library: Any) -> None:
     """Raise BuildFailed if two steps on small networks of every kind are not those of autograd."""
-    pooled, overlapping = [Block(9), Block(13)], [Block(9, 5, 3, True), Block(13, 5, 3, True)]
+    pooled, overlapping = [Block(9), Block(13)], [Block(9, 5, 2, 3, True), Block(13, 5, 2, 3, True)]
+    unpadded = [Block(6, 5, 0), Block(9, 3, 0, 3)]
     equal = (
         agrees(library, [21, 19, 9, 5], [], (21,))
         and agrees(library, [26, 9, 5], pooled, (3, 9, 7))
         and agrees(library, [52, 9, 5], overlapping, (3, 9, 7), crop=7)
+        and agrees(library, [18, 9, 5], unpadded, (1, 14, 13))
     )
     if not equal:
         raise BuildFailed("the compiled code does not compute what torch computes")
@@ -58,7 +60,7 @@ def as_module(sizes: list[int], blocks: list[Block], channels: int, crop: int) -
     parts: list[nn.Module] = [Crop(crop)] if crop else []
     for block in blocks:
         parts += [
-            nn.Conv2d(channels, block.out_channels, block.kernel, padding=block.kernel // 2),
+            nn.Conv2d(channels, block.out_channels, block.kernel, padding=block.padding),
             nn.MaxPool2d(2) if block.window == 2 else PoolSame(),
             nn.ReLU(),
             Normalise() if block.normalised else nn.Identity(),

@@ -11,17 +11,19 @@ MAX_LAYERS = 16  # linear layers, and blocks, as in engine.h
 
 
 class Block(NamedTuple):
-    """A convolution, ReLU and max-pooling with stride 2: in windows of 2x2, or of 3x3 with padding "same"; perhaps
-    followed by local response normalisation."""
+    """A convolution with `padding` zeros around, ReLU and max-pooling with stride 2: in windows of 2x2, or of 3x3 with
+    padding "same"; perhaps followed by local response normalisation."""
 
     out_channels: int
     kernel: int = 3
+    padding: int = 1
     window: int = 2
     normalised: bool = False
 
     def pooled(self, size: int) -> int:
-        """The height or width of the output."""
-        return size // 2 if self.window == 2 else -(-size // 2)
+        """The height or width of the output; below 1 if the input is too small."""
+        result = size + 2 * self.padding - self.kernel + 1
+        return result // 2 if self.window == 2 else -(-result // 2)
 
 
 class NetworkSpec(ctypes.Structure):
@@ -34,6 +36,7 @@ class NetworkSpec(ctypes.Structure):
         ("conv_blocks", ctypes.c_int),
         ("out_channels", ctypes.c_int * MAX_LAYERS),
         ("kernel", ctypes.c_int * MAX_LAYERS),
+        ("padding", ctypes.c_int * MAX_LAYERS),
         ("window", ctypes.c_int * MAX_LAYERS),
         ("normalised", ctypes.c_int * MAX_LAYERS),
         ("channels", ctypes.c_int),

@@ -10,25 +10,27 @@
 
 enum { FORWARD_CHUNK = 320 }; /* products at a time of each result, so that the weights stay in the innermost cache */
 
-conv_shape shape_conv(int in_channels, int height, int width, int out_channels, int kernel, int window, int normalised,
-                      int first) {
+conv_shape shape_conv(int in_channels, int height, int width, int out_channels, int kernel, int padding, int window,
+                      int normalised, int first) {
     conv_shape s = {.in_channels = in_channels, .out_channels = out_channels, .height = height, .width = width};
-    s.kernel = kernel, s.window = window, s.normalised = normalised;
+    s.kernel = kernel, s.padding = padding, s.window = window, s.normalised = normalised;
     s.in_depth = first ? in_channels : padded(in_channels), s.out_stride = padded(out_channels);
 
     /* A row of a patch is one segment; but where pixels would all fall into a few sets of the cache, they are moved
        apart by one cache line, and each is a segment. */
     int crowded = s.in_depth % 64 == 0;
-    s.pixel_stride = s.in_depth + (crowded ? 16 : 0), s.line_stride = (width + kernel - 1) * s.pixel_stride;
+    s.pixel_stride = s.in_depth + (crowded ? 16 : 0), s.line_stride = (width + 2 * padding) * s.pixel_stride;
     s.kernel_stride = padded(kernel * s.pixel_stride);
     s.row_segments = crowded ? kernel : 1, s.segment = crowded ? s.in_depth : kernel * s.in_depth;
     for (int k = 0; k < kernel * s.row_segments; k++)
         s.segment_offset[k] = k / s.row_segments * s.line_stride + k % s.row_segments * s.pixel_stride;
-    s.image_size = (size_t)(height + kernel - 1) * s.line_stride;
+    s.image_size = (size_t)(height + 2 * padding) * s.line_stride;
 
     /* Windows of 3 overlap; there are half as many as results, rounded up: outside the results, there is a row before an
        odd size and one after every size. */
     int overlap = window == 3;
+    height += 2 * padding - kernel + 1, width += 2 * padding - kernel + 1;
+    s.result_height = height, s.result_width = width;
     s.pad_top = overlap ? height % 2 : 0, s.pad_left = overlap ? width % 2 : 0;
     s.pooled_height = (height + overlap) / 2, s.pooled_width = (width + overlap) / 2;
     s.conv_width = overlap ? width : 2 * s.pooled_width;
@@ -38,7 +40,7 @@ conv_shape shape_conv(int in_channels, int height, int width, int out_channels, 
 
 void plan_conv(conv_block *block, arena *memory, conv_shape s, int first, int training, int with_offset) {
     int64_t weights = (int64_t)s.out_stride * s.kernel * s.kernel_stride, kept = s.cached * s.pooled_size;
-    int64_t results = (int64_t)s.height * s.width;
+    int64_t results = (int64_t)s.result_height * s.result_width, pixels = (int64_t)s.height * s.width;
     *block = (conv_block){.shape = s};
     conv_weights *w = &block->weights;
     w->weight = take(memory, weights);
@@ -63,7 +65,7 @@ void plan_conv(conv_block *block, arena *memory, conv_shape s, int first, int tr
     }
     if (training && !first) {
         grad->images = take(memory, s.group * s.image_size);
-        grad->input = take(memory, s.group * results * s.in_depth);
+        grad->input = take(memory, s.group * pixels * s.in_depth);
         grad->by_result = take(memory, 2 * (s.window == 2 ? 4 * (size_t)s.out_stride : s.group * (s.pooled_size + 1)));
     }
     if (training && !first && s.window == 3) {
@@ -110,7 +112,7 @@ void prepare_conv(const conv_block *block) {
     memset(block->act.images, 0, (s->cached * s->image_size + s->kernel_stride) * sizeof(float));
     if (s->normalised) memset(block->act.band_row, 0, s->pooled_width * band_stride(s) * sizeof(float));
     if (block->grad.results)
-        memset(block->grad.results, 0, (size_t)s->height * s->width * s->out_stride * sizeof(float));
+        memset(block->grad.results, 0, (size_t)s->result_height * s->result_width * s->out_stride * sizeof(float));
     pack_tiles(block);
 }
 

@@ -1,4 +1,4 @@
-/* A block: a convolution 3x3 or 5x5 with zeros around, max-pooling with stride 2, ReLU, perhaps local response
+/* A block: a convolution 3x3 or 5x5, perhaps with zeros around, max-pooling with stride 2, ReLU, perhaps local response
    normalisation. ReLU comes after pooling, which is the same function on a quarter of the numbers.
 
    An image is held as [y][x][channel] inside a border of zeros. The patch of a result then consists of a few segments
@@ -14,10 +14,11 @@
 
 /* Sizes are in numbers, strides in floats. */
 typedef struct {
-    int in_channels, out_channels, height, width, kernel; /* of the convolution, whose results are as large as its input */
-    int window, normalised;
-    int pooled_height, pooled_width, conv_width; /* after pooling; results of a row that pooling looks at */
-    int pad_top, pad_left;                       /* rows and columns of the first window outside the results */
+    int in_channels, out_channels, height, width; /* of the input */
+    int kernel, padding, window, normalised;      /* padding: rows and columns of zeros on every side */
+    int result_height, result_width;              /* of the convolution */
+    int pooled_height, pooled_width, conv_width;  /* after pooling; results of a row that pooling looks at */
+    int pad_top, pad_left;                        /* rows and columns of the first window outside the results */
 
     int in_depth, pixel_stride, line_stride; /* of images: channels of a pixel, next pixel, next row */
     int out_stride;                          /* of results: next pixel, that is, padded channels */
@@ -60,7 +61,7 @@ typedef struct {
     term *by_result;       /* for every result of the convolution, channels: see conv_backward.c */
     term *by_channel;      /* for every channel, patches: see overlap_backward.c */
     int32_t *counts;       /* of terms of every channel, then of every result */
-    float *results;        /* [height][width][out_stride] of one sample */
+    float *results;        /* [result_height][result_width][out_stride] of one sample */
 } conv_gradients;
 
 typedef struct {
@@ -71,8 +72,8 @@ typedef struct {
 } conv_block;
 
 void plan_conv(conv_block *block, arena *memory, conv_shape shape, int first, int training, int with_offset);
-conv_shape shape_conv(int in_channels, int height, int width, int out_channels, int kernel, int window, int normalised,
-                      int first);
+conv_shape shape_conv(int in_channels, int height, int width, int out_channels, int kernel, int padding, int window,
+                      int normalised, int first);
 
 /* from and to torch's [out][in][kernel][kernel] and [out]; they return what comes after it */
 const float *pack_conv(const conv_block *block, const float *w, float *weight, float *bias);
@@ -97,7 +98,7 @@ static inline float *image_of(const conv_block *block, int sample) {
 }
 
 /* to the first pixel inside the border */
-static inline size_t border_of(const conv_shape *s) { return s->kernel / 2 * (s->line_stride + s->pixel_stride); }
+static inline size_t border_of(const conv_shape *s) { return s->padding * (s->line_stride + s->pixel_stride); }
 
 static inline int32_t *argmax_of(const conv_block *block, int sample) {
     return block->act.argmax + sample % block->shape.cached * block->shape.pooled_size;

@@ -42,7 +42,7 @@ INLINE void weight_grad_tile(int size, int channels, int vectors, const conv_sha
 INLINE void weight_grad_tiles(int size, int vectors, const conv_shape *s, const float *image, const int32_t *argmax,
                               const float *pooled_grad, float *grad) {
     int channels = vectors == 1 ? (size == 3 ? 4 : 2) : vectors == 2 && size == 3 ? 2 : 1;
-    for (int o = 0; o < s->out_stride; o += channels)
+    for (int o = 0; o < s->out_channels; o += channels)
         weight_grad_tile(size, channels, vectors, s, image, argmax + o, pooled_grad + o,
                          grad + (size_t)o * size * s->kernel_stride);
 }

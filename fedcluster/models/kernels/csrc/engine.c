@@ -97,6 +97,7 @@ int structure_layout(int64_t *layout) {
         offsetof(network_spec, conv_blocks),
         offsetof(network_spec, out_channels),
         offsetof(network_spec, kernel),
+        offsetof(network_spec, padding),
         offsetof(network_spec, window),
         offsetof(network_spec, normalised),
         offsetof(network_spec, channels),

@@ -14,8 +14,9 @@ enum { OK, ROW_OUT_OF_RANGE, LABEL_OUT_OF_RANGE };
    images [channels][height][width], cropped to their middle if they are larger than `crop` (0: never). */
 typedef struct {
     int linear_layers, sizes[MAX_LAYERS + 1]; /* features before the first layer and after each */
-    int conv_blocks, out_channels[MAX_LAYERS], kernel[MAX_LAYERS]; /* 3 or 5 */
-    int window[MAX_LAYERS], normalised[MAX_LAYERS];                /* of max-pooling with stride 2: 2, or 3 ("same") */
+    int conv_blocks, out_channels[MAX_LAYERS];
+    int kernel[MAX_LAYERS], padding[MAX_LAYERS];    /* 3 or 5; 0 to kernel / 2 */
+    int window[MAX_LAYERS], normalised[MAX_LAYERS]; /* of max-pooling with stride 2: 2, or 3 ("same") */
     int channels, height, width, crop;
 } network_spec;
 

@@ -8,8 +8,6 @@
 
 enum { GROUP = 4 }; /* samples whose images fit the second cache of a core */
 
-static int min(int a, int b) { return a < b ? a : b; }
-
 int64_t build_network(network *net, const network_spec *spec, int batch, int training, int with_offset,
                       float *workspace) {
     arena memory = {workspace, 0};
@@ -24,8 +22,8 @@ int64_t build_network(network *net, const network_spec *spec, int batch, int tra
         if (spec->window[i] == 3) net->group_size = GROUP;
     int features = spec->sizes[0];
     for (int i = 0; i < blocks; i++) {
-        conv_shape shape = shape_conv(channels, height, width, spec->out_channels[i], spec->kernel[i], spec->window[i],
-                                      spec->normalised[i], !i);
+        conv_shape shape = shape_conv(channels, height, width, spec->out_channels[i], spec->kernel[i], spec->padding[i],
+                                      spec->window[i], spec->normalised[i], !i);
         shape.cached = training ? batch : 1, shape.group = net->group_size;
         plan_conv(&net->conv[i], &memory, shape, !i, training, with_offset);
         channels = shape.out_channels, height = shape.pooled_height, width = shape.pooled_width;

@@ -21,7 +21,7 @@ static term *terms_by_channel(const conv_block *block, int sample) {
 
 static int32_t *counts_of(const conv_block *block, int sample) {
     const conv_shape *s = &block->shape;
-    return block->grad.counts + sample % s->group * (s->out_stride + s->height * s->width);
+    return block->grad.counts + sample % s->group * (s->out_stride + s->result_height * s->result_width);
 }
 
 /* A term is always written, and counted if it is not zero: there is no branch to mispredict, and every list has room for
@@ -31,19 +31,19 @@ void bucket_terms(const conv_block *block, int sample, const float *pooled_grad)
     const int32_t *argmax = argmax_of(block, sample);
     int row = s->out_stride, out = s->out_channels, channel = s->kernel * s->kernel_stride;
     int list_size = s->pooled_height * s->pooled_width + 1, step[9];
-    for (int k = 0; k < 9; k++) step[k] = (k / 3 * s->width + k % 3) * row;
+    for (int k = 0; k < 9; k++) step[k] = (k / 3 * s->result_width + k % 3) * row;
     float *results = block->grad.results;
     for (int y = 0; y < s->pooled_height; y++)
         for (int x = 0; x < s->pooled_width; x++, argmax += row, pooled_grad += row) {
-            int corner = ((2 * y - s->pad_top) * s->width + 2 * x - s->pad_left) * row;
+            int corner = ((2 * y - s->pad_top) * s->result_width + 2 * x - s->pad_left) * row;
             for (int o = 0; o < out; o++) results[corner + step[WHICH_OF(argmax[o])] + o] += pooled_grad[o];
         }
     const float *grad = results;
     term *of_result = terms_by_result(block, sample), *of_channel = terms_by_channel(block, sample);
     int32_t *channel_count = counts_of(block, sample), *result_count = channel_count + row;
     memset(channel_count, 0, row * sizeof(int32_t));
-    for (int y = 0; y < s->height; y++)
-        for (int x = 0; x < s->width; x++, grad += row) {
+    for (int y = 0; y < s->result_height; y++)
+        for (int x = 0; x < s->result_width; x++, grad += row) {
             int patch = y * s->line_stride + x * s->pixel_stride;
             term *begin = of_result;
             for (int o = 0; o < out; o++) {
@@ -53,7 +53,7 @@ void bucket_terms(const conv_block *block, int sample, const float *pooled_grad)
             }
             *result_count++ = of_result - begin;
         }
-    memset(results, 0, (size_t)s->height * s->width * row * sizeof(float));
+    memset(results, 0, (size_t)s->result_height * s->result_width * row * sizeof(float));
 }
 
 INLINE void weight_grad_tile(int size, int vectors, const conv_block *block, int sample, int at) {
@@ -80,8 +80,8 @@ INLINE void image_grad_tile(int size, int vectors, const conv_block *block, int 
     const term *terms = terms_by_result(block, sample);
     const int32_t *count = counts_of(block, sample) + s->out_stride;
     float *grad = image_grad_of(block, sample) + at;
-    for (int y = 0; y < s->height; y++)
-        for (int x = 0; x < s->width; x++, terms += *count++)
+    for (int y = 0; y < s->result_height; y++)
+        for (int x = 0; x < s->result_width; x++, terms += *count++)
             add_terms(size, vectors, terms, *count, block->weights.weight + at, s->kernel_stride,
                       grad + y * s->line_stride + x * s->pixel_stride, s->line_stride);
 }

@@ -31,10 +31,10 @@ INLINE void max_of_window(const conv_shape *s, int window, int top, int bottom, 
 INLINE void pool_row(const conv_block *block, int window, int y, int32_t *argmax, float *to, int to_pixel) {
     const conv_shape *s = &block->shape;
     int row = s->out_stride, first = 2 * y - s->pad_top;
-    int top = first < 0 ? -first : 0, bottom = s->height - first < window ? s->height - first : window;
+    int top = first < 0 ? -first : 0, bottom = min(s->result_height - first, window);
     for (int x = 0; x < s->pooled_width; x++, argmax += row, to += to_pixel) {
         int start = 2 * x - s->pad_left, corner = first * s->line_stride + start * s->pixel_stride;
-        int left = start < 0 ? -start : 0, right = s->width - start < window ? s->width - start : window;
+        int left = start < 0 ? -start : 0, right = min(s->result_width - start, window);
         const float *results = block->act.conv_rows + start * row;
         if (window == 2 || bottom - top + right - left == 2 * window)
             max_of_window(s, window, 0, window, 0, window, results, corner, to, argmax);
@@ -53,7 +53,7 @@ void conv_forward(const conv_block *block, int sample, float *to, int to_line, i
     for (int y = 0; y < s->pooled_height; y++, to += to_line, at += pooled_line) {
         int first = 2 * y - s->pad_top, from = y ? first + shared : first + s->pad_top, end = first + s->window;
         if (y && shared) memcpy(act->conv_rows, act->conv_rows + 2 * line, line * sizeof(float));
-        if (end > s->height) end = s->height;
+        if (end > s->result_height) end = s->result_height;
         convolve(block, image + from * s->line_stride, end - from, act->conv_rows + (from - first) * line);
         float *pooled = s->normalised ? act->pooled + at : to;
         int pooled_pixel = s->normalised ? row : to_pixel;

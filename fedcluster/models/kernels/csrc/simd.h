@@ -12,6 +12,7 @@ enum { LANES = 8 };
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
+INLINE int min(int a, int b) { return a < b ? a : b; }
 
 INLINE vector load(const float *p) { return *(const vector *)p; }
 INLINE void store(float *p, vector v) { *(vector *)p = v; }
