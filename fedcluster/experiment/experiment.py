@@ -29,6 +29,7 @@ from fedcluster.experiment.sections import (
     Server,
     Stop,
     Task,
+    Track,
 )
 from fedcluster.experiment.types import Count
 
@@ -56,6 +57,7 @@ class Experiment(Section):
     clock: Clock | None = None
     eval: Eval = Eval()
     stop: Stop | None = None
+    track: Track | None = None
 
     def __init__(self, **keys: Any) -> None:
         try:

@@ -31,6 +31,7 @@ DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10", "femnist", "shakespea
 TOKENIZERS = ("characters", "bytes")
 WITH_DEVICES = "devices"  # data that only the devices of a federation have
 TRACE_FORMATS = ("intervals", "state_changes", "flash", "fedscale")
+TRACKERS = ("tensorboard", "mlflow", "wandb", "csv", "parquet")
 LOCAL_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 NORM_BOUND = 10.0  # times the median movement that an update may make
 CLAIM_CAP = 5.0  # times the median device's samples that a device's claim counts for, unless accept.sample_cap says
@@ -356,6 +357,23 @@ class Stop(Section):
         return self
 
 
+class Track(Section):
+    """Which tools the run is also recorded in. `project` is MLflow's experiment and the project of Weights & Biases."""
+
+    to: Annotated[tuple[Any, ...], Field(strict=False, max_length=20)] = ()
+    project: Annotated[str, Field(min_length=1, max_length=128)] = "fedcluster"
+
+    @field_validator("to", mode="before")
+    @classmethod
+    def one_is_a_list(cls, to: Any) -> Any:
+        return (to,) if isinstance(to, str) or callable(to) else to
+
+    @field_validator("to")
+    @classmethod
+    def trackers_are_known(cls, to: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(check_name(name, TRACKERS) for name in to)
+
+
 NAMING: dict[str, type[Part]] = {"fleet": Fleet, "clusters": Clusters}
 """The sections that name a part by another key than `name`, and have keys besides its options."""
 
@@ -374,4 +392,5 @@ SECTIONS: dict[str, type[Section]] = {
     "clock": Clock,
     "eval": Eval,
     "stop": Stop,
+    "track": Track,
 }

@@ -37,6 +37,7 @@ from fedcluster.training.recorder import Recorder
 from fedcluster.training.run import Result
 from fedcluster.training.setup import unequal_clusters
 from fedcluster.training.threads import repeatable
+from fedcluster.training.tracking.registry import tracking
 
 POLL_SECONDS = 0.5  # between two looks for devices
 
@@ -118,6 +119,7 @@ def deploy(
         check_min_updates(schedule, serve_options)
         setup = prepare(schedule, display.say)
         rules, keeping = stop_rule(setup), keep_best(setup, folder, display.say)
+        tracked = tracking(experiment, folder, display.say)
         max_bytes = largest_reply(setup)
         if proxy is not None:
             proxy.max_upload = max_bytes
@@ -137,12 +139,14 @@ def deploy(
         saving = Checkpoints(recorder, record, folder.run, every_round=bool(setup.initial_device_state))
         round_start = RoundStart(directory, schedule, serve_options.wait, f"--resume --out {folder.path}")
         with closing(recorder):
-            own = [recorder, Progress(display, schedule.name), *keeping, saving, round_start]
+            own = [recorder, Progress(display, schedule.name), *keeping, saving, round_start, *tracked]
             watching = CallbackList(own, rules, saved=True)
             state = train(setup, record, state, watching)
         if watching.stopped:
             display.say(f"stopped after round {state.round}: {watching.stopped}")
         finish(folder, replace(setup, fleet=registry.fleet()), state, record.history)  # with the devices that came late
+        for tracker in tracked:
+            tracker.finish()
         setup.flat_model.load(state.model)
         return Result(record.history, setup.flat_model.module, folder.path)
 

@@ -33,6 +33,7 @@ from fedcluster.state import State, Tensors
 
 MODEL, BEST = "model.safetensors", "best.safetensors"
 HORIZON = ("rounds", "stop")
+WATCHING = ("track",)  # sections that change nothing in what a run computes
 VERSIONS = ("fedcluster", "torch", "numpy")
 
 
@@ -265,8 +266,8 @@ def horizon(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def rest(keys: dict[str, Any]) -> dict[str, Any]:
-    """The other keys, which may not."""
-    return {key: value for key, value in keys.items() if key not in HORIZON}
+    """The other keys, which may not, without those of trackers."""
+    return {key: value for key, value in keys.items() if key not in HORIZON + WATCHING}
 
 
 def digest(values: dict[str, Any]) -> str:

@@ -34,6 +34,7 @@ from fedcluster.training.output import begin, finish, load_finished, versions
 from fedcluster.training.recorder import Recorder
 from fedcluster.training.setup import choose_executor, prepare, unequal_clusters
 from fedcluster.training.threads import repeatable
+from fedcluster.training.tracking.registry import tracking
 
 COHORTS = ("sequential", "stacked", "auto")
 
@@ -100,12 +101,13 @@ def run(
             }
         )
         rules, keeping = stop_rule(setup), keep_best(setup, folder, display.say) if folder else []
+        tracked = tracking(experiment, folder, display.say) if main_rank else []
         state, record, kept = begin(setup, folder, display.say)
         display.begin(experiment.rounds, setup.clusters.count, done=state.round)
         recorder = Recorder(folder.path, kept) if folder else None
         own: list[Callback] = [Progress(display, setup.schedule.name)]
         if folder and recorder:
-            own = [recorder, *own, *keeping, Checkpoints(recorder, record, folder.run)]
+            own = [recorder, *own, *keeping, Checkpoints(recorder, record, folder.run), *tracked]
         watching = CallbackList(own, [*rules, *callbacks], folder is not None) if main_rank else CallbackList()
         with closing(setup.executor), closing(recorder) if recorder else nullcontext():
             state = train(setup, record, broadcast_state(state, setup.initial_device_state), watching)
@@ -113,6 +115,8 @@ def run(
             display.say(f"stopped after round {state.round}: {watching.stopped}")
         if folder:
             finish(folder, setup, state, record.history)
+        for tracker in tracked:
+            tracker.finish()
         setup.flat_model.load(state.model)
         return Result(record.history, setup.flat_model.module, folder.path if folder else None)
 

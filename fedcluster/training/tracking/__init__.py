@@ -1,0 +1,1 @@
+"""Trackers: what a run records, sent to the tools that people already look at."""
