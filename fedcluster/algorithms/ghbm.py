@@ -31,6 +31,11 @@ from fedcluster.state import Aggregate, State, Tensors
 Beta = Annotated[float, Field(ge=0, le=2)]
 
 
+def scale(beta: float, batches: Batches) -> float:
+    """beta / (lr E), or 0 at a learning rate of 0, where a device stays where it is."""
+    return beta / (batches.steps * batches.lr) if batches.lr else 0.0
+
+
 class Ghbm(FedAvg):
     name = "ghbm"
 
@@ -55,7 +60,7 @@ class Ghbm(FedAvg):
         return {"model": state.model, "momentum": (past(state.server, state.t, tau) - state.w).div_(tau)}
 
     def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
-        offset = received["momentum"] * (self.options.beta / (batches.steps * batches.lr))
+        offset = received["momentum"] * scale(self.options.beta, batches)
         return {"model": local_sgd(flat_model, received["model"], batches, offset)}
 
     def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
@@ -93,7 +98,7 @@ class LocalGhbm(FedAvg):
     def factor(self, batches: Batches, received: Tensors, device_state: Tensors) -> Tensor:
         """beta / (lr E) / (t - t_k), 0 when a device takes part for the first time"""
         last = device_state["t"]
-        factor = self.options.beta / (batches.steps * batches.lr) / (received["t"] - last)
+        factor = scale(self.options.beta, batches) / (received["t"] - last)
         return torch.where(last < 0, 0.0, factor)
 
 

@@ -13,7 +13,8 @@ The server averages the models and updates c so that it stays the weighted mean 
 
     c <- c + sum_{k accepted} p_k (c_k+ - c_k)      p_k not renormalised
 
-A device whose update is missing or refused keeps its old c_k. The paper's global step size is `server.lr`.
+A device whose update is missing or refused keeps its old c_k, and so does one whose learning rate is 0. The paper's
+global step size is `server.lr`.
 
 With M clusters c is updated M times a round. With `reset = "round"` c and every c_k are 0 at the start of each round;
 since a device takes part once a round, it then has no state.
@@ -74,7 +75,7 @@ class Scaffold(FedAvg):
         w = local_sgd(flat_model, start, batches, gradient_offset)
         if self.options.option == "II":
             moved = start[..., : flat_model.size] - w[..., : flat_model.size]
-            new = moved.div_(batches.steps * batches.lr).sub_(gradient_offset)
+            new = moved.div_(batches.steps * batches.lr).sub_(gradient_offset) if batches.lr else c_k
         if self.options.reset == "never":
             device_state["variate"] = new
         return {"model": w, "variate": new - c_k}

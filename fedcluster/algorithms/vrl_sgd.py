@@ -11,7 +11,7 @@ average of the models.
 
 The sum is known only after aggregation. In the paper devices take it from the next model that they receive. With
 clusters the next model is another cluster's, so the cohort downloads its average movement in a second phase. A device
-that misses either phase keeps its old D_k.
+that misses either phase keeps its old D_k, and so does one whose learning rate is 0.
 """
 
 from dataclasses import replace
@@ -49,8 +49,9 @@ class VrlSgd(FedAvg):
     def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         start, drift = received["model"], device_state["drift"]
         w = local_sgd(flat_model, start, batches, -drift)
-        moved = start[..., : flat_model.size] - w[..., : flat_model.size]
-        device_state["drift"] = moved.div_(batches.steps * batches.lr).add_(drift)  # Drift subtracts the mean
+        if batches.lr:
+            moved = start[..., : flat_model.size] - w[..., : flat_model.size]
+            device_state["drift"] = moved.div_(batches.steps * batches.lr).add_(drift)  # Drift subtracts the mean
         return {"model": w}
 
     def aggregate_spec(self, state: State) -> Tensors:
@@ -89,6 +90,7 @@ class Drift(FedAvg):
         return {}
 
     def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
-        distance = reference_steps(self.local) * batches.lr
-        device_state["drift"] = device_state["drift"].add(received["movement"], alpha=1 / distance)
+        if batches.lr:
+            distance = reference_steps(self.local) * batches.lr
+            device_state["drift"] = device_state["drift"].add(received["movement"], alpha=1 / distance)
         return {}

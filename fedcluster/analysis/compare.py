@@ -10,21 +10,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedcluster.analysis.jobs import Job, run_all
+from fedcluster.analysis.methods import DEFAULT, METHODS, WITH_CLUSTERS, Methods, describe
 from fedcluster.analysis.tuning import TUNING_SEEDS, best_rates
-from fedcluster.data import sources
 from fedcluster.errors import BadExperiment, BadRun, Diverged
 from fedcluster.experiment import Experiment, changes, parse, read
 from fedcluster.files import write_atomically
-from fedcluster.fleet import fleet
-from fedcluster.fleet.clustering import clusters
-from fedcluster.fleet.schedule import Schedule, taking_part
-from fedcluster.models import tasks
 from fedcluster.processes import leave_if_importing
 from fedcluster.runs.metrics import Line
 from fedcluster.runs.plots import LABELS, X, curves
 from fedcluster.runs.progress import Progress
 
-METHODS = ("fedavg", "fedcluster", "centralized")
 RATES = ("paper", "equal", "tuned")
 
 
@@ -59,29 +54,9 @@ class Comparison:
     x: str = "rounds"
 
 
-@dataclass(frozen=True)
-class Methods:
-    """The experiments of the methods. `participation` is, by seed, FedAvg's share of all devices for the same budget:
-    clusters may differ in size, and leave out devices, by seed."""
-
-    experiment: Experiment
-    clusters: int
-    participation: dict[int, float]
-
-    def variant(self, method: str, lr: float, seed: int) -> Experiment:
-        """The experiment by another method. FedAvg has one cluster of all devices."""
-        keys: dict[str, Any] = {"seed": seed, "local.lr": lr, "method": "fedcluster"}
-        if method == "fedavg":
-            one_cluster = {"method": "random", "count": 1, "soft": False, "participation": self.participation[seed]}
-            keys |= {f"clusters.{key}": value for key, value in one_cluster.items()}
-        if method == "centralized":
-            keys |= {"method": "centralized"}
-        return self.experiment.override(**keys)
-
-
 def compare(
     experiment: Experiment,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] = DEFAULT,
     seeds: int = 3,
     lr: str = "paper",
     target: float | None = None,
@@ -93,9 +68,9 @@ def compare(
 ) -> Comparison:
     """Run every method on every seed.
 
-    `lr`: "paper" (local.lr for FedCluster and centralized SGD, M times that for FedAvg), "equal" (local.lr for all) or
-    "tuned" (each method's best rate, found on other seeds). The plot and the table are over `x`: "rounds",
-    "aggregations", "updates", "bytes" or "time".
+    `lr`: "paper" (local.lr for FedCluster and centralized SGD, M times that for FedAvg, E times for minibatch SGD),
+    "equal" (local.lr for all) or "tuned" (each method's best rate, found on other seeds). The plot and the table are
+    over `x`: "rounds", "aggregations", "updates", "bytes" or "time".
     """
     leave_if_importing()
     check_options(experiment, methods, seeds, lr, workers, x)
@@ -119,7 +94,7 @@ def compare(
                 if isinstance(history, Diverged):
                     raise Diverged(f"{LABELS[method]} at rate {rates[method]:g}: {history}")
                 lines.append(history)
-            outcomes.append(Outcome(method, rates[method], described.clusters if method == "fedcluster" else 1, lines))
+            outcomes.append(Outcome(method, rates[method], described.clusters if method in WITH_CLUSTERS else 1, lines))
         if target is None:
             target = max(lines[-1]["train_loss"] for outcome in outcomes for lines in outcome.histories)
         comparison = Comparison(outcomes, target, lr, x)
@@ -143,27 +118,6 @@ def check_options(experiment: Experiment, methods: Sequence[str], seeds: int, lr
         raise BadExperiment("comparing over time needs simulated time: add a section [clock] to the experiment")
 
 
-def describe(experiment: Experiment, seeds: Sequence[int]) -> Methods:
-    """Build the fleet and its clusters for every seed to find M (that of the first seed), and the participation that
-    gives FedAvg as many updates a round."""
-    dataset = sources.open_dataset(experiment.data, target=tasks.target_of(experiment))
-    share = experiment.clusters.participation
-    counts, participation = [], {}
-    for seed in seeds:
-        devices, _ = fleet.build(experiment.fleet, dataset, seed)
-        groups = clusters.build(experiment.clusters, devices, seed)
-        counts.append(groups.count)
-        updates = Schedule(experiment.clusters, devices, groups, seed).cohort_size()
-        participation[seed] = fedavg_participation(share, updates, len(devices))
-    return Methods(experiment, counts[0], participation)
-
-
-def fedavg_participation(participation: float, updates: int, devices: int) -> float:
-    """The share of all devices that gives FedAvg the same number of updates a round. It is `participation` itself,
-    unless small clusters have at least one device each in their cohorts, or devices are in no cluster."""
-    return participation if taking_part(participation, devices) == updates else updates / devices
-
-
 def learning_rates(
     described: Methods, methods: Sequence[str], lr: str, out: Path, workers: int, progress: Progress
 ) -> dict[str, float]:
@@ -172,7 +126,7 @@ def learning_rates(
     if lr == "equal":
         return dict.fromkeys(methods, base)
     if lr == "paper":
-        return {method: base * (described.clusters if method == "fedavg" else 1) for method in methods}
+        return {method: described.paper_rate(method) for method in methods}
 
     def job(method: str, rate: float, seed: int) -> Job:
         return Job(f"tune-{method}-{rate:g}-seed{seed}", described.variant(method, rate, seed))

@@ -90,7 +90,7 @@ def compare(
     ] = None,
     o: Overrides = None,
     methods: Annotated[
-        str, typer.Option(help="Methods to compare, separated by commas.")
+        str, typer.Option(help="Methods to compare, separated by commas: also minibatch.")
     ] = "fedavg,fedcluster,centralized",
     seeds: Annotated[int, typer.Option(help="Number of seeds, counted from the experiment's.")] = 3,
     lr: Annotated[

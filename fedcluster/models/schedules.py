@@ -29,6 +29,7 @@ from fedcluster.state import Tensors
 
 Factor = Annotated[float, Field(gt=0, le=1)]
 LARGEST = 1e30  # what a rate may be
+SMALLEST = torch.finfo(torch.float32).tiny  # what a local rate may be besides 0, to which smaller ones are rounded
 
 
 class Constant:
@@ -129,7 +130,8 @@ class Rates:
         if not rate_varies(self.experiment):
             return {}
         rate = self.experiment.local.lr * self.factors["local"](cycle.round, cycle.cycle) * cycle.scale
-        return {RATE: torch.tensor([self.check("local", rate, cycle.round)], dtype=torch.float32)}
+        rate = self.check("local", rate, cycle.round)
+        return {RATE: torch.tensor([rate if rate >= SMALLEST else 0.0], dtype=torch.float32)}
 
     def server(self, round: int, cycle: int) -> float:
         factor = self.factors["server"](round, cycle)
@@ -137,7 +139,9 @@ class Rates:
 
     def check(self, section: str, rate: float, round: int) -> float:
         if not 0 <= rate <= LARGEST:
-            raise BadExperiment(f"{section}.schedule gives the rate {rate:g} in round {round + 1}: it must be positive")
+            raise BadExperiment(
+                f"{section}.schedule gives the rate {rate:g} in round {round + 1}: it must be from 0 to {LARGEST:g}"
+            )
         return rate
 
 

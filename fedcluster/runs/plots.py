@@ -13,8 +13,19 @@ from fedcluster.runs.metrics import Line
 
 # Okabe and Ito's palette
 MOST_CLUSTERS = 20  # with a colour each
-COLOURS = {"fedcluster": "#0072B2", "fedavg": "#D55E00", "centralized": "#5A5A5A", "run": "#0072B2"}
-LABELS = {"fedcluster": "FedCluster", "fedavg": "FedAvg", "centralized": "centralized SGD"}
+COLOURS = {
+    "fedcluster": "#0072B2",
+    "fedavg": "#D55E00",
+    "centralized": "#5A5A5A",
+    "minibatch": "#009E73",
+    "run": "#0072B2",
+}
+LABELS = {
+    "fedcluster": "FedCluster",
+    "fedavg": "FedAvg",
+    "centralized": "centralized SGD",
+    "minibatch": "minibatch SGD",
+}
 
 
 def canvas(columns: int, width: float, height: float, widths: tuple[float, ...] | None = None) -> tuple[Any, Any]:

@@ -42,7 +42,7 @@ class Norms:
         self.limits = {}
         for name, past in self.before.items():
             unit = 1.0 if name == "model" else lr
-            known = past or name == "model" or name in GRADIENTS
+            known = unit and (past or name == "model" or name in GRADIENTS)
             self.limits[name] = norm_limit(bound, past, length / unit, first / unit) if known else math.inf
         self.kept: dict[int, dict[str, float]] = {}
 

@@ -38,6 +38,27 @@ def test_rates_and_budgets(lr: str, fedavg: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("local", "batch", "rate"),
+    [
+        ({"steps": 3}, 15, 0.3),
+        ({"steps": [2, 4]}, 15, 0.3),
+        ({"epochs": 2}, "full", 0.2),
+        ({"batch": "full"}, "full", 0.3),
+    ],
+)
+def test_minibatch_sgd_takes_one_step_on_as_many_samples(local: dict[str, Any], batch: Any, rate: float) -> None:
+    experiment = SMALL.override(local=local, rounds=1)
+    result = fedcluster.compare(experiment, ["fedcluster", "minibatch"], seeds=1)
+    ours, theirs = (outcome.histories[0][-1] for outcome in result.outcomes)
+    assert result.outcomes[1].lr == pytest.approx(rate)
+    for key in ("device_updates", "bytes_up", "bytes_down", "aggregations"):
+        assert ours[key] == theirs[key]
+    by_hand = experiment.override(**{"local.steps": 1, "local.batch": batch, "local.lr": result.outcomes[1].lr})
+    assert by_hand.local.epochs is None
+    assert fedcluster.run(by_hand).history[-1]["train_loss"] == theirs["train_loss"]
+
+
+@pytest.mark.parametrize(
     ("devices", "count", "participation", "updates"),
     [
         (20, 10, 0.1, 10),  # two devices a cluster, of which one takes part: FedAvg gets ten as well

@@ -98,6 +98,19 @@ def test_every_executor_and_a_resumed_run_have_the_same_rates(tmp_path: Path) ->
     assert essence(tmp_path / "one") == essence(tmp_path / "two") == essence(tmp_path / "stopped")
 
 
+@pytest.mark.parametrize("algorithm", ["ghbm", "local_ghbm", "fedhbm", "scaffold", "vrl_sgd", "mime", "fedl"])
+def test_a_rate_that_falls_to_0_stops_the_model(algorithm: str) -> None:
+    """Rates below float32's are 0: 0.1, then 1e-39 and 1e-77. Nothing is divided by them."""
+    described = SMALL.override(**{"local.schedule": {"name": "exponential", "factor": 1e-38}})
+    models = []
+    for rounds in (1, 4):
+        result = fedcluster.run(described.override(rounds=rounds, **{"algorithm.name": algorithm}), display=Display())
+        models.append(torch.cat([tensor.flatten() for tensor in result.model.state_dict().values()]))
+    assert result.history[-1]["refused"] == 0
+    assert torch.isfinite(models[0]).all()
+    assert torch.equal(*models)
+
+
 def test_a_constant_schedule_is_none_at_all(tmp_path: Path) -> None:
     """The rate is sent as float32, so a rate that is one gives the same bits."""
     plain = SMALL.override(**{"local.lr": 0.125})
