@@ -1,4 +1,4 @@
-"""An aggregator of one's own: the median of the cohort's updates, coordinate by coordinate.
+"""An aggregator of one's own: the middle update of each coordinate, the lower one of two.
 
 It keeps all updates until `finish`. Without `reduce` it cannot be shared among ranks, so torchrun refuses it.
 """
@@ -12,7 +12,7 @@ class Median:
     def __init__(self, spec, options, rng):  # type: ignore[no-untyped-def]
         self.updates = []
 
-    def accumulate(self, message, weight):  # type: ignore[no-untyped-def]
+    def accumulate(self, message, weight, device):  # type: ignore[no-untyped-def]
         self.updates.append({name: tensor.clone() for name, tensor in message.items()})
 
     def finish(self):  # type: ignore[no-untyped-def]

@@ -64,10 +64,12 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Aggregate:
-    """The result of an aggregator: one message, and the sum of the weights in it."""
+    """The result of an aggregator: one message, the sum of the weights of the updates, and the devices whose updates it
+    discarded or changed, with a few words on how."""
 
     message: Tensors
     weight: float
+    discarded: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)

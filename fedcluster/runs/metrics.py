@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Sequence
 from hashlib import sha256
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +78,7 @@ class Record:
             "missing": self.ledger.missing,
             "seconds": seconds,
             **({"diverged": True} if any(refusal.diverged for refusal in refusals) else {}),
+            **({"discarded": self.ledger.discarded} if self.ledger.discarded else {}),
             **({"undone": undone} if undone else {}),
             **({"too_few": too_few} if too_few else {}),
             **(simulated(outcome) if self.timed else {}),
@@ -88,6 +90,8 @@ class Record:
         """The line of a round, whose model has these scores."""
         elapsed = time.perf_counter() - self.began
         line = {"round": state.round, **scores, **self.ledger.counts, "seconds": self.seconds, "elapsed": elapsed}
+        if discarded := self.discarded(state.round):
+            line["discarded"] = discarded
         if self.timed:
             simulated_time = state.time
             line |= {"simulated_seconds": simulated_time.now / 1000, "idle_seconds": simulated_time.idle / 1000}
@@ -99,6 +103,12 @@ class Record:
         self.history.append(line)
         self.seconds = 0.0
         return line
+
+    def discarded(self, round: int) -> int:
+        """The updates that the aggregation rule discarded or changed up to this round, the latest."""
+        before: int = self.history[-1].get("discarded", 0) if self.history else 0
+        latest = takewhile(lambda cycle: cycle["round"] == round, reversed(self.cycles))
+        return before + sum(len(cycle.get("discarded", ())) for cycle in latest)
 
     def drop_round(self, round: int) -> None:
         """Forget the cycles of a round that is repeated."""

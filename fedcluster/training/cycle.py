@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedcluster.algorithms import FedAvg, pair_balance
+from fedcluster.algorithms.aggregation.robust import Cohort, TooFewUpdates
 from fedcluster.fleet.clock import CycleOutcome, all_report, select_devices
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.optimizers import learning_rate
@@ -52,10 +53,14 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
         sent = sent if number else received | sent
         received = received | sent  # a device keeps what it was sent earlier in the cycle
         ledger.send(cycle if number else outcome.started, sent, number)
-        state, accepted, far = run_phase(setup, ledger, state, cycle, received, phase, number, device_states)
-        if upload_spec and len(accepted) < setup.min_updates:
-            ledger.fail(outcome.started.cohort, rows)
-            state, cycle, too_few = before, only(cycle, set()), len(accepted)
+        try:
+            state, accepted, far = run_phase(setup, ledger, state, cycle, received, phase, number, device_states)
+            if upload_spec and len(accepted) < setup.min_updates:
+                raise TooFewUpdates(len(accepted), setup.min_updates)
+        except TooFewUpdates as few:
+            if setup.min_updates:
+                ledger.fail(outcome.started.cohort, rows)
+            state, cycle, too_few = before, only(cycle, set()), few.count
             break
         furthest += far
         if setup.initial_device_state or len(phases) > 1:
@@ -97,6 +102,7 @@ def run_phase(
     aggregate = run_aggregation(setup, state, updates, cycle, received, phase, number)
     if aggregate is not None:
         state = phase.combine(state, aggregate, cycle)
+        ledger.discarded += aggregate.discarded
     measured = all_gather_norms(norms.kept, cycle.cohort, upload_spec)
     furthest = [divergence.Moved(*one, cycle.cycle) for one in norms.furthest(measured)]
     return replace(state, norms=state.norms | norms.after(measured)), accepted, furthest
@@ -119,11 +125,13 @@ def run_aggregation(
         return None
     rng = stream(setup.experiment.seed, f"aggregation {number}", cycle.round, cycle.cycle)
     aggregator = section.find()(spec, section.options, rng)
+    if hasattr(aggregator, "start"):
+        aggregator.start(Cohort(cycle.cohort.tolist(), received.get("model", state.model), state.norms))
     for update in updates:
         if transforms:
             place = (cycle.round, cycle.cycle, update.device)
             update = replace(update, message=transforms.on_server(update.message, received, number, place))
-        aggregator.accumulate(*phase.contribution(state, update, cycle))
+        aggregator.accumulate(*phase.contribution(state, update, cycle), update.device)
     all_reduce_aggregate(aggregator)
     aggregate: Aggregate | None = aggregator.finish()
     if aggregate is None or not transforms:

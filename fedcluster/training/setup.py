@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedcluster import algorithms
+from fedcluster.algorithms.aggregation import checks as aggregation
 from fedcluster.algorithms.transforms import Transforms
 from fedcluster.data import sources
 from fedcluster.data.dataset import Dataset, DataSpec
@@ -16,7 +17,7 @@ from fedcluster.data.partition import Ints, Partition, one_device
 from fedcluster.data.partitions import registry as partitions
 from fedcluster.data.targets import PLURALS
 from fedcluster.errors import BadData, BadExperiment
-from fedcluster.experiment import Experiment, Local
+from fedcluster.experiment import Aggregation, Experiment, Local
 from fedcluster.fleet import clock as clocks
 from fedcluster.fleet import fleet as fleets
 from fedcluster.fleet.clustering import registry as clusterings
@@ -136,7 +137,11 @@ def assemble(
     """The setup of a run from its parts: the same for a simulation and for a federation's server. `sample` are the rows
     of the training samples on which the model is evaluated, None where only devices have any."""
     algorithm, flat_model = trainer.algorithm, trainer.flat_model
+    if experiment.method == "centralized":  # one "device" holds all data
+        experiment = experiment.override(aggregation=Aggregation())
     optimizer = None if experiment.method == "centralized" else algorithms.optimizer(experiment.server)
+    start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size, schedule)
+    aggregation.check(experiment.aggregation, algorithm, start, schedule)
     return Setup(
         experiment=experiment,
         dataset=dataset,
@@ -155,7 +160,7 @@ def assemble(
         clock=None,
         evaluate=Evaluator(flat_model, dataset, sample, trainer.task, metrics_of(experiment, trainer.task)),
         evaluate_devices=None,
-        start=algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size, schedule),
+        start=start,
         initial_device_state=algorithm.initial_device_state(flat_model.w, flat_model.size),
         devices=len(schedule.fleet),
     )

@@ -40,7 +40,7 @@ class Median:
     def __init__(self, spec: Tensors, options: Options, rng: object) -> None:
         self.options, self.messages = options, list[Tensors]()
 
-    def accumulate(self, message: Tensors, weight: float) -> None:
+    def accumulate(self, message: Tensors, weight: float, device: int) -> None:
         self.messages.append({name: tensor.clone() for name, tensor in message.items()})
 
     def finish(self) -> Aggregate | None:

@@ -60,7 +60,11 @@ CASES: dict[str, dict[str, Any]] = {
     "scaffold": {},
     "vrl_sgd": {"local.steps": [3, 6]},  # two phases
     "mime": {"local.optimizer": "momentum"},  # the second does not send the model again
-    "fedhbm": {"local.schedule": {"name": "cosine"}},
+    "fedhbm": {
+        "local.schedule": {"name": "cosine"},
+        "clusters.participation": 1.0,
+        "aggregation": {"name": "trimmed_mean", "beta": 0.25, "bucketing": 1},
+    },
     "fedavg": {"task": {"name": "regression", "loss": "huber"}},
 }
 
@@ -73,8 +77,11 @@ def test_a_federation_equals_its_simulation(twelve: Federation, tmp_path: Path, 
     twelve.finish(server, name)
     assert twelve.model(name) == (tmp_path / name / "model.safetensors").read_bytes()
     last = twelve.lines(name, "metrics.jsonl")[-1]
-    assert (last["device_updates"], last["aggregations"], last["refused"]) == (12, 6, 0)
+    updates = round(24 * experiment.clusters.participation)
+    assert (last["device_updates"], last["aggregations"], last["refused"]) == (updates, 6, 0)
     assert all(turn["missing"] == [] for turn in twelve.lines(name))
+    ours = [json.loads(line) for line in (tmp_path / name / "cycles.jsonl").read_text().splitlines()]
+    assert [turn.get("discarded") for turn in twelve.lines(name)] == [turn.get("discarded") for turn in ours]
 
 
 SCORED = EXPERIMENT.override(**{"fleet.test_share": 0.25, "eval.every": 1, "metrics": ["accuracy", "macro_f1"]})

@@ -32,7 +32,7 @@ class Mean:
         self.sums = dict(zip(spec, torch.split(self.total[:-1], sizes), strict=True))
         self.weight = 0.0
 
-    def accumulate(self, message: Tensors, weight: float) -> None:
+    def accumulate(self, message: Tensors, weight: float, device: int = 0) -> None:
         for name, sum_ in self.sums.items():
             add_rounded(sum_, message[name], weight, GRID)
         self.weight += weight + GRID - GRID
