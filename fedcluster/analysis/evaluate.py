@@ -1,5 +1,6 @@
 """Scores of a run's model: on its test data, on other data, and by device."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from fedcluster.data import sources
 from fedcluster.data.dataset import Dataset
 from fedcluster.data.targets import PLURALS
 from fedcluster.errors import BadData, BadExperiment, BadRun
-from fedcluster.experiment import load
+from fedcluster.experiment import Data, load
 from fedcluster.models.metrics import Metric
 from fedcluster.reporting import Say
 from fedcluster.runs.devices import TABLE, score_names, write_table
@@ -21,6 +22,8 @@ from fedcluster.training.best_model import stored_round
 from fedcluster.training.load_model import saved_tensors
 from fedcluster.training.setup import Setup, prepare, with_targets
 from fedcluster.training.threads import repeatable
+
+COLUMNS = ("features", "target", "device", "categories", "encoding", "standardise", "tokenizer", "length")
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,17 @@ def evaluate(run: Path, data: str | None, devices: bool, best: bool, workers: in
 
 
 def other_data(setup: Setup, name: str, say: Say) -> Dataset:
-    """Another data set, standardised with the numbers of the one that the model was trained on."""
-    trained, other = setup.dataset, with_targets(sources.open_dataset(name, say), setup.task)
+    """Another data set, prepared with the statistics, levels and classes of the one that the model was trained on."""
+    trained, data = setup.dataset, setup.experiment.data
     assert trained is not None
+    if data.tokenizer == "characters":
+        raise BadData(
+            "--data: the run numbers characters by its training text, and other text has others: train with "
+            'data.tokenizer = "bytes", or a tokenizer from disk'
+        )
+    keys = {key: getattr(data, key) for key in COLUMNS if getattr(data, key) is not None}
+    given = Data(**keys | json.loads(trained.preparation) | {"name": name})
+    other = with_targets(sources.open_for_scores(given, say, setup.task.target), setup.task)
     unlike = other.shape != trained.shape or other.x_test.dtype != trained.x_test.dtype
     if unlike or other.outputs > trained.outputs or other.vocabulary > trained.vocabulary:
         what = PLURALS[trained.target]

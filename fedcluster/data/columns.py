@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fedcluster.data import encoding, targets, text
+from fedcluster.data import encoding, target_columns, text
 from fedcluster.data.images import stacked
 from fedcluster.data.split import held_out, split_tables
 from fedcluster.data.tables import Table, is_number
+from fedcluster.data.target_columns import Arrays, check_variety, class_labels, is_list, targets_of
 from fedcluster.errors import BadData
 from fedcluster.experiment import Data
 from fedcluster.reporting import Say
@@ -27,10 +28,7 @@ LABELS = ("label", "labels", "target", "class", "y")
 DEVICE = "device"
 IDENTIFIER = re.compile(r"(?i:(.*[_\- .])?(id|ids|uuid|guid)|idx|index|key|row|unnamed: ?0|)|.*[a-z0-9](Id|ID)")
 IDENTIFIER_ROWS = 100  # integers that are all distinct in at least so many rows look like an identifier
-FEW_VALUES = 20  # distinct integers are taken for classes
-DENSE_VALUES = 1000  # more distinct integers are taken for classes up to this one, if they have few gaps from 0 on
 
-Arrays = dict[str, Any]
 Kind = Literal["number", "category", "picture", "vector", "text"]
 
 
@@ -74,12 +72,28 @@ def arrays(
         report_left_out(result["device_test"], result["device_train"], train.path, say)
     if whole_fleet:
         check_variety(train, roles.targets, result["y_train"])
-    inputs, description = features_of(tables, roles, data, result.get("device_train"), say)
-    result |= inputs
-    kind = f"{result['outputs']} classes" if result["target"] == "class" else targets.PLURALS[result["target"]]
+    owner = device_numbers(result.get("device_train"))
+    if result["target"] == "number":
+        result |= target_columns.standardised(result, roles.targets, data, owner)
+    inputs, description = features_of(tables, roles, data, owner, say)
+    result["preparation"] = preparation(roles, result, inputs)
     device = "" if roles.device is None else f"; device: {roles.device}"
-    say(f"{train.path}: {description}; target: {encoding.some(roles.targets)} ({kind}){device}")
-    return result
+    say(f"{train.path}: {description}; target: {target_columns.describe(roles.targets, result)}{device}")
+    return result | inputs
+
+
+def device_numbers(owner: NDArray[Any] | None) -> NDArray[np.int64] | None:
+    """The devices of the rows, numbered from 0."""
+    return None if owner is None else np.unique(owner, return_inverse=True)[1]
+
+
+def preparation(roles: Roles, result: Arrays, inputs: Arrays) -> str:
+    """The keys of [data], as JSON, that prepare other rows by the statistics, levels and classes of these."""
+    keys = {"standardise": {}, "categories": {}} | inputs.pop("keys", {})
+    keys["categories"] |= result.pop("categories", {})
+    if "target_scale" in result:
+        keys["standardise"] |= zip(roles.targets, result["target_scale"].T.tolist(), strict=False)
+    return json.dumps({name: value for name, value in keys.items() if value})
 
 
 def check_shared(table: Table, data: Data, target: str | None) -> None:
@@ -101,19 +115,19 @@ def check_shared(table: Table, data: Data, target: str | None) -> None:
 
 
 def moments(tables: dict[str, Table], data: Data, target: str | None) -> dict[str, tuple[float, float, float]]:
-    """Count, mean and sum of squared deviations over the training rows, of every numeric column without a given scale.
-    A device of a federation sends them if it is allowed to."""
+    """Count, mean and sum of squared deviations over the training rows, of every numeric feature and target without a
+    given scale. A device of a federation sends them if it is allowed to."""
     train = tables["train"]
     roles = roles_of(train, data, target)
     if roles.targets:
         train = split_tables(tables, data.split, lambda line: None)["train"]
+    if data.standardise is False:
+        return {}
     fixed = data.standardise if isinstance(data.standardise, dict) else {}
-    open_columns = [
-        name
-        for name, kind in zip(roles.features, roles.kinds, strict=True)
-        if kind == "number" and name not in fixed and data.standardise is not False
-    ]
-    return {name: encoding.Moments.of(train.numbers(name)).told() for name in open_columns}
+    names = [name for name, kind in zip(roles.features, roles.kinds, strict=True) if kind == "number"]
+    if roles.targets and target_columns.kind_of_targets(tables["train"], roles.targets, target, data) == "number":
+        names += [name for name in roles.targets if not is_list(train.data.field(name).type)]
+    return {name: encoding.Moments.of(train.numbers(name)).told() for name in names if name not in fixed}
 
 
 def check_names(table: Table, data: Data) -> None:
@@ -139,8 +153,7 @@ def check_names(table: Table, data: Data) -> None:
             f"[data] names the column {repeated} twice: a column is a feature, a target, the device or the split"
         )
     for key in ("categories", "standardise"):
-        classes = (named["target"] or names_of(label_column(table))) if key == "categories" else ()
-        used = (*(data.features or ()), *classes)
+        used = (*(data.features or ()), *(named["target"] or names_of(label_column(table))))
         other = next((name for name in named[key] if data.features and name not in used), None)
         if other is not None:
             raise BadData(f"data.{key} names {other}, which is not among data.features: add it there, or leave it out")
@@ -190,15 +203,6 @@ def roles_of(table: Table, data: Data, target: str | None) -> Roles:
 def label_column(table: Table) -> str | None:
     """`label` or one of its synonyms, else the column that the schema of Hugging Face declares as a class label."""
     return next((name for name in (*LABELS, *class_labels(table)) if name in table), None)
-
-
-def class_labels(table: Table) -> dict[str, int]:
-    """The number of classes of every column that the schema of Hugging Face declares as a class label."""
-    try:
-        features = json.loads((table.data.schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {str(name): len(kind["names"]) for name, kind in features.items() if kind.get("_type") == "ClassLabel"}
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
-        return {}
 
 
 def check_identifiers(table: Table, names: Sequence[str]) -> None:
@@ -276,15 +280,14 @@ def features_of(
     ):
         rows = {f"x_{s}": np.stack([t.numbers(n) for n in roles.features], axis=1) for s, t in tables.items()}
         return {key: x.astype(np.uint8) for key, x in rows.items()}, f"bytes: {encoding.some(roles.features)}"
-    device_numbers = None if owner is None else np.unique(owner, return_inverse=True)[1]
     kinds: list[Any] = list(roles.kinds)
-    encoded = encoding.build(train, roles.features, kinds, data, device_numbers)
+    encoded = encoding.build(train, roles.features, kinds, data, owner)
     x = {}
     for split, table in tables.items():
         x[f"x_{split}"], others = encoded.encode(table)
         for column, count in others.items():
             say(f"{table.path}: {count:,} rows have a {column} that the training part does not have: encoded as other")
-    return x | {"vocabulary": encoded.vocabulary}, encoded.describe()
+    return x | {"vocabulary": encoded.vocabulary, "keys": encoded.keys()}, encoded.describe()
 
 
 def vectors(tables: dict[str, Table], name: str, data: Data) -> tuple[Arrays, str]:
@@ -292,13 +295,10 @@ def vectors(tables: dict[str, Table], name: str, data: Data) -> tuple[Arrays, st
     rows = {split: table.lists(name) for split, table in tables.items()}
     if rows["train"].dtype.kind in "iu":
         return {f"x_{split}": values for split, values in rows.items()}, f"token ids: {name}"
-    scale = (0.0, 1.0)
-    if isinstance(data.standardise, dict):
-        scale = data.standardise.get(name, scale)
-    elif data.standardise is not False:
-        scale = encoding.Moments.of(rows["train"].ravel()).pooled()
-    description = f"rows of {rows['train'].shape[1]} numbers{', standardised' if scale != (0.0, 1.0) else ''}: {name}"
-    return {f"x_{s}": ((values - scale[0]) / scale[1]).astype(np.float32) for s, values in rows.items()}, description
+    scale = encoding.scale_of_lists(name, rows["train"], data)
+    scaled = ", standardised" if scale != encoding.UNSCALED else ""
+    x: Arrays = {f"x_{s}": ((values - scale[0]) / scale[1]).astype(np.float32) for s, values in rows.items()}
+    return x | {"keys": {"standardise": {name: scale}}}, f"rows of {rows['train'].shape[1]} numbers{scaled}: {name}"
 
 
 def next_tokens(tables: dict[str, Table], roles: Roles, data: Data, say: Say) -> Arrays:
@@ -347,30 +347,6 @@ def texts_by_device(table: Table, name: str, device: str | None) -> dict[Any, st
     return {owner: "\n".join(lines[owner]) for owner in sorted(lines)}
 
 
-def targets_of(
-    tables: dict[str, Table], names: Sequence[str], kind: str | None, data: Data, whole_fleet: bool
-) -> Arrays:
-    """y of both parts, their kind and the number of outputs."""
-    train = tables["train"]
-    listed = data.categories.get(names[0], ()) if isinstance(data.categories, dict) else ()
-    kind = kind or ("class" if listed else inferred(train, names))
-    if kind == "class":
-        if len(names) > 1:
-            raise BadData(f"data.target names {len(names)} columns, and a classification has one: give task.name")
-        values = {split: labels(table, names[0]) for split, table in tables.items()}
-        if listed:
-            values = {split: places(y, listed, tables[split], names[0]) for split, y in values.items()}
-        elif not whole_fleet:
-            check_numbered(values, train, names[0])
-        result: Arrays = {f"y_{split}": y for split, y in numbered(values, tables, names[0]).items()}
-        known = len(listed) or class_labels(train).get(names[0], 0)
-        outputs = max(known, *(int(y.max()) + 1 for y in result.values()))
-    else:
-        result = {f"y_{split}": numbers(table, names, kind) for split, table in tables.items()}
-        outputs = result["y_train"].shape[1] if result["y_train"].ndim == 2 else 1
-    return result | {"target": kind, "outputs": outputs}
-
-
 def report_left_out(test: NDArray[Any], train: NDArray[Any], source: Any, say: Say) -> None:
     """Report the devices that have test rows only, and therefore are not in the fleet."""
     names = np.setdiff1d(test.astype(str), train.astype(str))
@@ -379,158 +355,6 @@ def report_left_out(test: NDArray[Any], train: NDArray[Any], source: Any, say: S
             f"{source}: {len(names):,} devices have rows in the test part only, so they are not in the fleet: "
             f"{encoding.some(names.tolist(), 3)}"
         )
-
-
-def check_variety(table: Table, names: Sequence[str], y: NDArray[Any]) -> None:
-    """Refuse targets that are the same in all training rows."""
-    if (y == y[:1]).all():
-        raise BadData(
-            f"{table.path}: the target {encoding.some(names)} is the same in all training rows, so there is nothing to "
-            "learn"
-        )
-
-
-def inferred(table: Table, names: Sequence[str]) -> str:
-    """The kind of the targets, if the columns are unambiguous."""
-    advice = 'give task.name = "classification" or "regression"'
-    if len(names) > 1 or is_list(table.data.field(names[0]).type):
-        values = numbers(table, names, "number")
-        if ((values == 0) | (values == 1)).all():
-            return "multilabel"
-        if (values % 1 != 0).any():
-            return "number"
-        raise BadData(
-            f'{table.path}: the targets {encoding.some(names)} are whole numbers: give task.name = "regression" if '
-            "they are measurements"
-        )
-    name = names[0]
-    kind = table.data.field(name).type
-    if pa.types.is_boolean(kind) or not (
-        table.is_text(name) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    ):
-        return "class"
-    floats = table.floats(name)
-    if floats is None:
-        return "class"  # texts
-    table.refuse_empty(name)
-    distinct = np.unique(floats[np.isfinite(floats)])
-    if len(distinct) == 1 and np.isfinite(floats).all():
-        check_variety(table, names, distinct)
-    fractions = (distinct % 1 != 0).any()
-    if fractions:
-        return "number" if len(distinct) > FEW_VALUES else "class"  # whose check then names the fraction
-    if pa.types.is_floating(kind) and np.isfinite(floats).all():
-        raise BadData(
-            f"{table.path}: column {name} has whole numbers written as {kind}, which may be classes or numbers: "
-            f"{advice}"
-        )
-    dense = len(distinct) > 0 and distinct[0] >= 0 and distinct[-1] < min(DENSE_VALUES, 2 * len(distinct))
-    if len(distinct) <= FEW_VALUES or dense:
-        return "class"
-    raise BadData(
-        f"{table.path}: column {name} has {len(distinct):,} different whole numbers from {distinct[0]:g} to "
-        f"{distinct[-1]:g}, which may be classes or numbers: {advice}"
-    )
-
-
-def numbers(table: Table, names: Sequence[str], kind: str) -> NDArray[np.float32]:
-    """Numeric targets, or labels that are 0 or 1: [rows], or [rows, several]."""
-    if is_list(table.data.field(names[0]).type):
-        values = table.lists(names[0]).astype(np.float64)
-    else:
-        columns = [table.numbers(name) for name in names]
-        values = columns[0] if len(names) == 1 and kind == "number" else np.stack(columns, axis=1)
-    if kind == "multilabel":
-        wrong = np.argwhere((values != 0) & (values != 1))
-        if len(wrong):
-            row, label = wrong[0].tolist()
-            table.refuse(row, f"{names[label % len(names)]} is {values[row, label]:g}: a label applies (1) or not (0)")
-    return values.astype(np.float32)
-
-
-def labels(table: Table, name: str) -> NDArray[Any]:
-    """Labels as integers or texts. Fractions are refused."""
-    kind, is_text = table.data.field(name).type, table.is_text(name)
-    if not (is_text or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise BadData(f"{table.path}: column {name} must be whole numbers or the names of classes, but is {kind}")
-    table.refuse_empty(name)
-    if not is_text:
-        values = np.asarray(table.data.column(name).combine_chunks().to_numpy(zero_copy_only=False))
-        return whole(table, name, values.astype(np.int64) if values.dtype.kind == "b" else values)
-    codes, texts = table.words(name)
-    numeric = np.array([is_number(each) for each in texts])
-    if numeric.all():
-        if all(re.fullmatch(r"[+-]?\d{1,18}", each, re.ASCII) for each in texts):
-            return np.array([int(each) for each in texts], np.int64)[codes]
-        return whole(table, name, np.array([float(each) for each in texts])[codes])
-    if numeric.any():
-        odd = numeric if 2 * numeric[codes].sum() <= len(codes) else ~numeric
-        row = int(np.flatnonzero(odd[codes])[0])
-        table.refuse(
-            row,
-            f"{name} is {texts[codes[row]]!r}, but other rows have {'texts' if numeric[codes[row]] else 'numbers'}: "
-            "number the classes from 0, or name all of them",
-        )
-    return np.array(texts)[codes]
-
-
-def whole(table: Table, name: str, values: NDArray[Any]) -> NDArray[Any]:
-    if values.dtype.kind == "f":
-        with np.errstate(invalid="ignore"):
-            wrong = np.flatnonzero(~np.isfinite(values) | (values % 1 != 0))
-        if len(wrong):
-            row = int(wrong[0])
-            table.refuse(
-                row,
-                f"{name} {values[row]:g} is not a class: classes are whole numbers from 0, or names; for numbers, "
-                'give task.name = "regression"',
-            )
-    return values
-
-
-def places(values: NDArray[Any], listed: Sequence[str], table: Table, name: str) -> NDArray[np.int64]:
-    """Classes by their places in the list that `data.categories` has for them."""
-    place = {text: k for k, text in enumerate(listed)}
-    texts, codes = np.unique(values.astype(str), return_inverse=True)
-    unknown = np.array([text not in place for text in texts])[codes]
-    if unknown.any():
-        row = int(unknown.argmax())
-        table.refuse(row, f"{name} {str(values[row])[:80]!r} is not among the classes that data.categories lists")
-    return np.array([place[text] for text in texts], np.int64)[codes]
-
-
-def check_numbered(values: dict[str, NDArray[Any]], table: Table, name: str) -> None:
-    """Refuse classes that a device of a federation would number by what it has of them."""
-    if any(y.dtype.kind not in "iu" or int(y.min()) < 0 for y in values.values()):
-        raise BadData(
-            f"{table.path}: the classes in column {name} are not whole numbers from 0, and devices of a federation "
-            "must number them alike: use whole numbers from 0, or list the classes in the file of --columns, as "
-            f'data.categories = {{{name} = ["...", "..."]}}'
-        )
-
-
-def numbered(values: dict[str, NDArray[Any]], tables: dict[str, Table], name: str) -> dict[str, NDArray[np.int64]]:
-    """Labels as classes from 0: integers as they are if none is negative, everything else by its rank."""
-    most = targets.most_classes(sum(map(len, values.values())))
-    known = class_labels(tables["train"]).get(name)
-    kinds = {y.dtype.kind in "iu" for y in values.values()}
-    if kinds == {True} and (known or all(int(y.min()) >= 0 for y in values.values())):
-        for split, y in values.items():
-            outside = np.flatnonzero((y < 0) | (y >= (known or most)))
-            if len(outside):
-                row = int(outside[0])
-                why = f"is not one of the {known} classes" if known else "is too large for a class"
-                tables[split].refuse(row, f"{name} {y[row]} {why}: number the classes from 0")
-        return {split: y.astype(np.int64) for split, y in values.items()}
-    if len({y.dtype.kind in "UO" for y in values.values()}) > 1:
-        raise BadData(
-            f"column {name} holds numbers in one of {tables['train'].path} and {tables['test'].path}, texts in the "
-            "other"
-        )
-    classes = np.unique(np.concatenate(list(values.values())))
-    if len(classes) > most:
-        raise BadData(f"{tables['train'].path}: column {name} has {len(classes)} distinct values, too many for classes")
-    return {split: np.searchsorted(classes, y).astype(np.int64) for split, y in values.items()}
 
 
 def devices(table: Table, name: str) -> NDArray[Any]:
@@ -542,10 +366,6 @@ def devices(table: Table, name: str) -> NDArray[Any]:
     if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", each, re.ASCII) for each in texts):
         return np.array([int(each) for each in texts], np.int64)[codes]
     return np.array(texts)[codes]
-
-
-def is_list(kind: Any) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def is_picture(kind: Any) -> bool:

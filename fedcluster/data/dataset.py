@@ -56,6 +56,10 @@ class Dataset:
 
     `device_train` names, for `partition = "natural"`, the device of each training row. `device_test` names that of each
     test row, where it is known: the model is then scored by device.
+
+    `target_scale` is given where number targets are standardised, (y - mean) / deviation: [2, T], means and deviations.
+    Metrics are then computed in the targets' own units. `preparation` has, as JSON, the keys of [data] that prepare
+    other rows in the same way as these.
     """
 
     x_train: Any
@@ -69,6 +73,8 @@ class Dataset:
     outputs: int = 0
     vocabulary: int = 0
     device_test: NDArray[Any] | None = None
+    target_scale: NDArray[np.float64] | None = None
+    preparation: str = "{}"
     scale: Tensor | None = field(default=None, init=False)
     shift: Tensor | None = field(default=None, init=False)
 
@@ -91,6 +97,8 @@ class Dataset:
                     "they must be alike"
                 )
         self.count_outputs(outputs)
+        if self.target_scale is not None:
+            put("target_scale", check_scale(self.target_scale, self.target, self.outputs, self.name))
         for split in ("train", "test"):
             devices, rows = getattr(self, f"device_{split}"), len(getattr(self, f"x_{split}"))
             if devices is not None and np.shape(devices) != (rows,):
@@ -157,6 +165,14 @@ class Dataset:
             return x
         return x.to(torch.float32).mul_(self.scale).add_(self.shift)
 
+    def in_units(self, y: Tensor) -> Tensor:
+        """Targets or predictions of them in the targets' own units: y deviation + mean."""
+        if self.target_scale is None:
+            return y
+        mean, deviation = torch.from_numpy(self.target_scale if y.ndim == 2 else self.target_scale[:, 0]).to(y.device)
+        units: Tensor = y.double() * deviation + mean
+        return units
+
     def standardised(self, scale: list[float], shift: list[float]) -> "Dataset":
         """The same data, standardised by other numbers, one per channel. Data that are not bytes are not standardised,
         so they stay as they are."""
@@ -180,9 +196,21 @@ class Dataset:
             total.update(tensor.numpy().data)
         for tensor in (self.scale, self.shift):
             total.update(b"" if tensor is None else tensor.numpy().tobytes())
+        total.update(b"" if self.target_scale is None else self.target_scale.tobytes())
         for devices in (self.device_train, self.device_test):
             total.update(b"" if devices is None else "\n".join(map(str, devices)).encode())
         return total.hexdigest()
+
+
+def check_scale(scale: Any, target: str, outputs: int, name: str) -> NDArray[np.float64]:
+    """A `target_scale` as an array of its own; BadData where it is none."""
+    array = np.array(scale)
+    if target != "number" or array.dtype.kind not in "fiu" or array.shape != (2, outputs):
+        raise BadData(f"{name}: target_scale has the mean and the deviation of each number target, [2, T]")
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all() or (array[1] <= 0).any():
+        raise BadData(f"{name}: target_scale must be finite, with deviations above 0")
+    return array
 
 
 def samples(x: Any, what: str, vocabulary: int = 0) -> Tensor:

@@ -29,7 +29,9 @@ from fedcluster.inputs import check_size
 MOST_LEVELS = 1000  # of a category, unless it is listed in data.categories
 MOST_INPUTS = 100_000  # of a sample
 LARGEST = 1e6  # of a feature that is not standardised: steps of any usual size diverge beyond
+UNSCALED = (0.0, 1.0)  # mean and deviation of numbers that stay as they are
 Floats = NDArray[np.float64]
+Scale = tuple[float, float]  # mean and deviation
 
 
 @dataclass(frozen=True)
@@ -136,13 +138,19 @@ class Encoding:
 
     def describe(self) -> str:
         """The columns and what each was taken for, for a line of the log."""
-        scaled = [c for c in self.columns if isinstance(c, Number) and (c.mean, c.deviation) != (0.0, 1.0)]
+        scaled = [c for c in self.columns if isinstance(c, Number) and (c.mean, c.deviation) != UNSCALED]
         plain = [c for c in self.columns if isinstance(c, Number) and c not in scaled]
         coded = [f"{c.name} ({len(c.levels)})" for c in self.columns if isinstance(c, Category)]
         said = [f"numbers, standardised: {some(c.name for c in scaled)}"] if scaled else []
         said += [f"numbers, as they are: {some(c.name for c in plain)}"] if plain else []
         said += [f"categories, {self.categories}: {some(coded)}"] if coded else []
         return "; ".join(said)
+
+    def keys(self) -> dict[str, Any]:
+        """The keys of [data] that encode other rows by the same statistics."""
+        scales = {column.name: (column.mean, column.deviation) for column in self.columns if isinstance(column, Number)}
+        levels = {column.name: column.levels for column in self.columns if isinstance(column, Category)}
+        return {"standardise": scales, "categories": levels}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a message."""
@@ -199,6 +207,21 @@ def some(names: Any, most: int = 8) -> str:
     return ", ".join(names[:most]) + more
 
 
+def scale_of(name: str, values: Floats, data: Data, owner: NDArray[Any] | None = None) -> Scale:
+    """Mean and deviation by which a column of numbers is standardised: those in [data], else those of its values."""
+    if isinstance(data.standardise, dict) and name in data.standardise:
+        return data.standardise[name]
+    return UNSCALED if data.standardise is False else Moments.of(values, owner).pooled()
+
+
+def scale_of_lists(name: str, values: NDArray[Any], data: Data) -> Scale:
+    """The same for a column of lists, whose numbers are standardised together. Where [data] gives scales and none for
+    this column, its numbers stay as they are."""
+    if isinstance(data.standardise, dict):
+        return data.standardise.get(name, UNSCALED)
+    return scale_of(name, values.ravel().astype(np.float64), data)
+
+
 def build(
     table: Table,
     names: Sequence[str],
@@ -208,16 +231,12 @@ def build(
 ) -> Encoding:
     """The encoding of these columns by the statistics of the training part, or by those that `[data]` gives."""
     columns: list[Number | Category] = []
-    levels, standardise = data.categories if isinstance(data.categories, dict) else {}, data.standardise
+    levels = data.categories if isinstance(data.categories, dict) else {}
     for name, kind in zip(names, kinds, strict=True):
         if kind == "category":
             columns.append(Category(name, levels.get(name) or levels_of(table, name)))
-        elif isinstance(standardise, dict) and name in standardise:
-            columns.append(Number(name, *standardise[name]))
-        elif standardise is False:
-            columns.append(Number(name, 0.0, 1.0))
         else:
-            columns.append(Number(name, *Moments.of(table.numbers(name), owner).pooled()))
+            columns.append(Number(name, *scale_of(name, table.numbers(name), data, owner)))
     encoding = Encoding(tuple(columns), data.encoding or "one-hot")
     if encoding.inputs() > MOST_INPUTS:
         raise BadData(

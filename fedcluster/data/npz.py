@@ -12,7 +12,8 @@ from fedcluster.errors import BadData
 from fedcluster.inputs import check_size
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
-OPTIONAL = ("device_train", "device_test", "target", "outputs", "vocabulary", "said")
+ONE_VALUE = ("target", "outputs", "vocabulary", "preparation")
+OPTIONAL = ("device_train", "device_test", "target_scale", "said", *ONE_VALUE)
 EXPANSION = 100  # times the size of the file, beyond
 UNSUSPICIOUS = 2**30  # bytes
 
@@ -36,7 +37,7 @@ def read_npz(path: Path) -> dict[str, Any]:
     missing = [name for name in NAMES if name not in arrays]
     if missing:
         raise BadData(f"{path} lacks {', '.join(missing)}; an .npz needs {', '.join(NAMES)}")
-    for name in ("target", "outputs", "vocabulary"):
+    for name in ONE_VALUE:
         if name in arrays:
             if arrays[name].ndim:
                 raise BadData(f"{path}: {name} must be one value, but has the shape {list(arrays[name].shape)}")

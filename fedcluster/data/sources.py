@@ -33,7 +33,7 @@ from fedcluster.reporting import Say
 TABLES = (".csv", ".parquet")
 FOR_TABLES = ("features", "target", "device", "categories", "encoding", "tokenizer", "length")  # keys of [data]
 
-Arrays = dict[str, Any]  # x_train, y_train, x_test, y_test, perhaps device_train; target, outputs, vocabulary
+Arrays = dict[str, Any]  # what `Dataset` is made from, by name
 
 
 def open_device(data: Data, target: str | None) -> Dataset:
@@ -49,6 +49,16 @@ def open_device(data: Data, target: str | None) -> Dataset:
             Folder(path).check_numbered()
         return open_dataset(data, lambda line: None, target)
     arrays = columns.arrays(read, data, target, lambda line: None, whole_fleet=False)
+    return Dataset(**arrays, name=path.name)
+
+
+def open_for_scores(data: Data, say: Say, target: str | None) -> Dataset:
+    """Data that a trained model is scored on: every row of a lone table, else the test part."""
+    path = located(str(data.name), "data.name")
+    if path.suffix not in TABLES or not path_exists(path):
+        return open_dataset(data, say, target)
+    table = Table(path, read_bytes(path, "data.name"))
+    arrays = columns.arrays({"train": table, "test": table}, data, target, say, whole_fleet=False)
     return Dataset(**arrays, name=path.name)
 
 

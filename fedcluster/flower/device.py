@@ -292,7 +292,7 @@ def simulated_device(path: str, k: int) -> Device:
     dataset, partition, experiment = simulated_fleet(path)
     rows = partition.sample_indices(k)
     x, y = dataset.x_train.numpy()[rows], dataset.y_train.numpy()[rows]
-    given = {name: getattr(dataset, name) for name in ("target", "outputs", "vocabulary")}
+    given = {name: getattr(dataset, name) for name in ("target", "outputs", "vocabulary", "target_scale")}
     tested = partition.held_out if partition.held_out and partition.held_out.sizes[k] else None
     x_test, y_test = tested.samples(k) if tested else (dataset.x_test[:1], dataset.y_test[:1])
     share = Dataset(x, y, x_test.numpy(), y_test.numpy(), **given)

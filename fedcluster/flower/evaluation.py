@@ -4,6 +4,7 @@ A device that allows it (`join --evaluate`) replies with its number of samples a
 sums that its value is made from. The values, lines and summaries are made from these by the simulation's own code.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedcluster.errors import BadExperiment
 from fedcluster.flower.executor import NodeDirectory
 from fedcluster.flower.messages import LARGEST, Fields, InvalidMessage, get_int, pack_tensors, pack_with, unpack_sums
 from fedcluster.flower.transport import OFFLINE, Transport, unpack_outcome
-from fedcluster.runs.devices import device_line, summarize
+from fedcluster.runs.devices import column_names, device_line, summarize
 from fedcluster.runs.metrics import Line
 from fedcluster.training.device_evaluation import evaluated_devices
 from fedcluster.training.evaluation import Evaluator, Sums, values
@@ -54,7 +55,6 @@ class RemoteEvaluation:
         self.options, self.seed, self.metrics = setup.experiment.eval, setup.experiment.seed, setup.evaluate.metrics
         sums = expected_sums(setup)
         self.shapes = {name: tensor.shape for name, tensor in sums.items()}
-        self.names = [name for name in values(sums, self.metrics) if "/" not in name]
         self.transport = Transport(directory.grid, max_bytes, notifier=directory.notifier)
 
     def __call__(self, w: Tensor, round: int) -> tuple[Line, dict[str, Any]] | None:
@@ -70,7 +70,8 @@ class RemoteEvaluation:
         scores = dict(self.ask(w, round, {int(k): int(sizes[k]) for k in asked}))
         self.directory.say(f"round {round}: {len(scores)} of {len(sizes)} devices have sent their scores")
         devices = np.array(sorted(scores), np.int64)
-        columns = {name: [scores[k][name] for k in devices.tolist()] for name in self.names}
+        names = column_names(scores[k] for k in devices.tolist())
+        columns = {name: [scores[k].get(name, math.nan) for k in devices.tolist()] for name in names}
         line = device_line(round, devices.tolist(), clusters[devices].tolist(), sizes[devices].tolist(), columns)
         return line, summarize(line, self.metrics)
 
@@ -110,9 +111,8 @@ class RemoteEvaluation:
         except BadExperiment:
             raise InvalidMessage("sums that no samples have") from None
         shares = {metric.name for metric in self.metrics if metric.percent}
-        for name in self.names:
-            value = found[name]
-            if abs(value) > LARGEST or (name in shares and not 0 <= value <= 1):
+        for name, value in found.items():
+            if abs(value) > LARGEST or (name.partition("/")[0] in shares and not 0 <= value <= 1):
                 raise InvalidMessage(f"{name}: out of range")
         return found
 

@@ -5,7 +5,7 @@ Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, 202
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,27 @@ PLACES = ("round", "device", "cluster", "samples")
 
 
 def device_line(round: int, device: Any, cluster: Any, samples: Any, scores: Mapping[str, Sequence[float]]) -> Line:
-    """A line of devices.jsonl: a list for each column, with an entry for each device. Scores that are not finite are
-    None."""
+    """A line of devices.jsonl: a list for each column, with an entry for each device. Scores that are not finite, or
+    that a device does not have, are None."""
     columns = {name: [value if math.isfinite(value) else None for value in column] for name, column in scores.items()}
     return {"round": round, "device": list(device), "cluster": list(cluster), "samples": list(samples), **columns}
 
 
 def score_names(line: Line) -> list[str]:
-    return [name for name in line if name not in PLACES]
+    """The scores with one value; those with several, such as one for each class, are in the table only."""
+    return [name for name in line if name not in PLACES and "/" not in name]
+
+
+def column_names(scores: Iterable[Iterable[str]]) -> list[str]:
+    """The names of the scores that any device has. A device may lack some: a class of which it has no samples."""
+    names = list(dict.fromkeys(chain.from_iterable(scores)))
+    metrics = list(dict.fromkeys(name.partition("/")[0] for name in names))
+
+    def place(name: str) -> tuple[int, int, str]:
+        metric, _, part = name.partition("/")
+        return metrics.index(metric), len(part), part
+
+    return sorted(names, key=place)
 
 
 def summarize(line: Line, metrics: Sequence[Metric]) -> dict[str, Any]:
@@ -71,6 +84,7 @@ def write_table(lines: Sequence[Line], path: Path, names: Any = None) -> None:
         columns["name"] = pa.array([str(names[k]) for k in device], pa.string())
     for column, kind in (("cluster", pa.int32()), ("samples", pa.int64())):
         columns[column] = pa.array(list(chain.from_iterable(line[column] for line in lines)), kind)
-    for score in score_names(lines[0]):
-        columns[score] = pa.array(list(chain.from_iterable(line[score] for line in lines)), pa.float64())
+    for score in column_names([name for name in line if name not in PLACES] for line in lines):
+        values = (line.get(score, [None] * count) for line, count in zip(lines, rows, strict=True))
+        columns[score] = pa.array(list(chain.from_iterable(values)), pa.float64())
     write_atomically(path, lambda file: parquet.write_table(pa.table(columns), file))

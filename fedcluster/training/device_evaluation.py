@@ -1,6 +1,8 @@
 """Evaluation by device: the global model on each device's own held-out samples. The devices of a federation are asked
 for their scores in `flower.evaluation`."""
 
+import json
+import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,10 +13,10 @@ from fedcluster.data.partition import HeldOut, Ints
 from fedcluster.experiment import Eval
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.rng import stream
-from fedcluster.runs.devices import device_line, summarize
+from fedcluster.runs.devices import column_names, device_line, summarize
 from fedcluster.runs.metrics import Line
 from fedcluster.training.evaluation import Evaluator
-from fedcluster.training.executors.distributed import all_reduce_table, rank_and_world
+from fedcluster.training.executors.distributed import all_gather_text, all_reduce_table, rank_and_world
 
 
 class DeviceEvaluation(Protocol):
@@ -33,7 +35,6 @@ class DeviceEvaluator:
         self.evaluate, self.held_out, self.every = evaluate, held_out, options.every
         self.devices = evaluated_devices(np.flatnonzero(held_out.sizes), options, seed)
         self.clusters = clusters.assignment[self.devices]
-        self.names: list[str] = []  # of the loss and the metrics that have one value
 
     def __call__(self, w: Tensor, round: int) -> tuple[Line, dict[str, Any]] | None:
         return self.measure(w, round) if round % self.every == 0 else None
@@ -42,11 +43,12 @@ class DeviceEvaluator:
         self.evaluate.load(w)
         rank, world = rank_and_world()
         mine = range(rank, len(self.devices), world)
-        self.names = self.names or [name for name in self.score(0) if "/" not in name]
-        table = torch.zeros(len(self.devices), len(self.names), dtype=torch.float64)
-        for row, scores in zip(mine, self.evaluate.shared(self.score, mine), strict=True):
-            table[row] = torch.tensor([scores[name] for name in self.names], dtype=torch.float64)
-        columns = dict(zip(self.names, all_reduce_table(table).T.tolist(), strict=True))
+        scores = list(self.evaluate.shared(self.score, mine))
+        names = column_names(json.loads(text) for text in all_gather_text(json.dumps(column_names(scores))))
+        table = torch.zeros(len(self.devices), len(names), dtype=torch.float64)
+        for row, one in zip(mine, scores, strict=True):
+            table[row] = torch.tensor([one.get(name, math.nan) for name in names], dtype=torch.float64)
+        columns = dict(zip(names, all_reduce_table(table).T.tolist(), strict=True))
         sizes = self.held_out.sizes[self.devices]
         line = device_line(round, self.devices.tolist(), self.clusters.tolist(), sizes.tolist(), columns)
         return line, summarize(line, self.evaluate.metrics)

@@ -29,7 +29,8 @@ class Evaluator:
     """The loss on `rows` of the training data, and the loss and the metrics on the test data.
 
     The rows are the same for every method and every round, so that curves are comparable. A federation's server has no
-    training data (`rows` is None), perhaps no test data either (`dataset` is None), and then no scores.
+    training data (`rows` is None), perhaps no test data either (`dataset` is None), and then no scores. Where targets
+    are standardised, the loss is of these, and metrics are in the targets' own units.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Evaluator:
         outputs, targets = self.task.predict(self.flat_model.module, x, y)
         count = self.task.count(targets)
         loss = torch.tensor([float(self.task.loss(outputs, targets)) * count, count], dtype=torch.float64)
+        outputs, targets = self.dataset.in_units(outputs), self.dataset.in_units(targets)
         return {"loss": loss} | {metric.name: metric.sums(outputs, targets) for metric in metrics}
 
 

@@ -1,5 +1,6 @@
 """A run and its folder: what the run depends on, where it begins or resumes, and what it leaves when it ends."""
 
+import json
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -63,6 +64,7 @@ def facts(setup: Setup, start: Line | None = None) -> dict[str, Any]:
     return {
         **versions(),
         "data": setup.spec._asdict(),
+        "preparation": json.loads(setup.dataset.preparation) if setup.dataset else {},
         "parameters": setup.flat_model.parameters,
         "devices": len(setup.fleet),
         "clusters": setup.clusters.count,

@@ -317,6 +317,32 @@ def test_evaluate_scores_a_run_again(here: Here, write_experiment: Write, tmp_pa
     assert here("evaluate", "out", "--data", "digits")[1] == here("evaluate", "out")[1]
 
 
+def test_evaluate_prepares_another_table_as_the_run_prepared_its_own(
+    here: Here, write_experiment: Write, tmp_path: Path
+) -> None:
+    """Other rows have another mean, fewer kinds and one class less: they are read with the statistics of the run."""
+    rng = np.random.default_rng(0)
+    size, kind = rng.normal(5000, 300, 300), rng.choice(["a", "b", "c"], 300)
+    price = 2 * size + 500 * (kind == "b") + rng.normal(0, 10, 300)
+    grade = np.array(["low", "middle", "high"])[np.digitize(size, [4800, 5200])]
+    rows = [f"{a:.2f},{k},{p:.2f},{g}" for a, k, p, g in zip(size, kind, price, grade, strict=True)]
+    chosen = [row for row in rows if ",c," not in row and "middle" not in row and float(row.split(",")[0]) > 4700]
+    for name, lines in (("all", rows), ("some", chosen)):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["size,kind,price,grade", *lines]))
+    for target, task in (("price", "regression"), ("grade", "classification")):
+        data = {"name": "all.csv", "features": ["size", "kind"], "target": target}
+        keys: dict[str, Any] = {"data": data, "task": {"name": task}, "model": {"name": "logistic"}, "rounds": 15}
+        keys |= {"fleet": {"devices": 4, "partition": "iid"}, "clusters": {"count": 1, "participation": 1.0}}
+        path = write_experiment(**keys, local={"lr": 0.1, "steps": 20})
+        code, _, err = here("run", path, "--out", target)
+        assert code == 0, err
+        code, text, err = here("evaluate", target, "--data", "some.csv")
+        assert code == 0, err
+        assert f"{len(chosen)} test samples of some.csv" in text
+        score = float(text.split("rmse" if target == "price" else "accuracy")[1].split()[0].rstrip("%"))
+        assert score < 20 if target == "price" else score > 90
+
+
 def test_evaluate_says_what_it_cannot_do(here: Here, write_experiment: Write, tmp_path: Path) -> None:
     assert here("run", write_experiment(), "--out", "out")[0] == 0
     np.savez(tmp_path / "data.npz", **blobs())

@@ -59,8 +59,10 @@ def test_columns_are_taken_by_name(table: Path) -> None:
     given = flights()
     train = ~given["test"]
     assert (data.target, data.outputs, data.shape) == ("number", 1, (4,))
-    np.testing.assert_allclose(data.y_train, given["arrival"][train], rtol=1e-6)
-    delay = given["delay"]
+    delay, arrival = given["delay"], given["arrival"]
+    mean, deviation = arrival[train].mean(), arrival[train].std()
+    np.testing.assert_allclose(data.y_train, (arrival[train] - mean) / deviation, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(data.in_units(data.y_test), arrival[~train], rtol=1e-5, atol=1e-4)
     for split, rows in (("train", train), ("test", ~train)):
         x = getattr(data, f"x_{split}").numpy()
         np.testing.assert_allclose(x[:, 0], (delay[rows] - delay[train].mean()) / delay[train].std(), rtol=1e-5)
@@ -71,8 +73,8 @@ def test_columns_are_taken_by_name(table: Path) -> None:
     assert data.device_train is not None
     assert data.device_train.tolist() == given["tailnum"][train].tolist()
     assert said[-1] == (
-        f"{table}: numbers, standardised: delay; categories, one-hot: carrier (3); target: arrival (numbers); "
-        "device: tailnum"
+        f"{table}: numbers, standardised: delay; categories, one-hot: carrier (3); target: arrival (numbers, "
+        f"standardised by mean {mean:.4g} and deviation {deviation:.4g}; scores are in its own units); device: tailnum"
     )
     assert "100 rows are the test part, by the column test" in said[0]
 
@@ -219,6 +221,39 @@ def test_statistics_can_be_given_or_left_out() -> None:
     pooled = quietly(flights(), features=["delay", "distance"], target="arrival")
     torch.testing.assert_close(fixed.x_train[:, 0], (plain.x_train[:, 0] - 50) / 10)
     torch.testing.assert_close(fixed.x_train[:, 1], pooled.x_train[:, 1])
+
+
+def test_targets_follow_the_rules_for_features() -> None:
+    """Numbers are standardised, by statistics of the training part or those given, unless [data] says not to."""
+    given, keys = flights(), {"features": ["delay"], "split": "test"}
+    train = ~given["test"]
+    plain = quietly(given, target="arrival", standardise=False, **keys)
+    np.testing.assert_array_equal(plain.y_train, given["arrival"][train].astype(np.float32))
+    assert plain.target_scale is None
+    fixed = quietly(given, target="arrival", standardise={"arrival": [40, 20.0]}, **keys)
+    torch.testing.assert_close(fixed.y_train, (plain.y_train - 40) / 20)
+    torch.testing.assert_close(fixed.x_train, quietly(given, target="arrival", **keys).x_train)
+    both = quietly(given, "number", target=["arrival", "distance"], **keys)
+    assert both.y_train.mean(dim=0).abs().max() < 1e-5
+    np.testing.assert_allclose(both.in_units(both.y_test)[:, 1], given["distance"][~train], rtol=1e-6)
+    series = given | {"arrival": np.stack([given["arrival"], 3 * given["arrival"]], axis=1)}
+    lists = quietly(series, "number", target="arrival", **keys)
+    assert lists.target_scale is not None
+    assert lists.target_scale.tolist() == [[lists.target_scale[0, 0]] * 2, [lists.target_scale[1, 0]] * 2]
+    np.testing.assert_allclose(lists.in_units(lists.y_train), series["arrival"][train], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", ["arrival", "carrier"])
+def test_the_preparation_prepares_other_rows_alike(target: str) -> None:
+    """Ten rows alone get the numbers that they have among all: scales, levels and classes are on record."""
+    given = flights()
+    keys: dict[str, Any] = {"features": ["delay", "carrier" if target == "arrival" else "month"], "target": target}
+    keys["categories"] = keys["features"][1:]
+    whole = quietly(given, split="test", **keys)
+    few = {name: np.asarray(column)[given["test"]][:10] for name, column in given.items()}
+    again = quietly({"train": few, "test": few}, whole.target, **keys | json.loads(whole.preparation))
+    assert torch.equal(again.x_test, whole.x_test[:10])
+    assert torch.equal(again.y_test, whole.y_test[:10])
 
 
 def test_statistics_of_devices_pool_to_those_of_all_rows() -> None:
@@ -381,7 +416,8 @@ def test_the_real_flights(real_data: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (data.shape, len(data.y_train), len(data.y_test)) == ((2,), 235_538, 50_592)
     x = np.column_stack([data.x_train.numpy(), np.ones(len(data.x_train))])
     line = np.linalg.lstsq(x, data.y_train.numpy(), rcond=None)[0]
-    error = np.column_stack([data.x_test.numpy(), np.ones(len(data.x_test))]) @ line - data.y_test.numpy()
+    predicted = np.column_stack([data.x_test.numpy(), np.ones(len(data.x_test))]) @ line
+    error = (data.in_units(torch.from_numpy(predicted)) - data.in_units(data.y_test)).numpy()
     assert np.sqrt((error**2).mean()) == pytest.approx(17.6, abs=0.2)
 
 

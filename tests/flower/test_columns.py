@@ -78,11 +78,13 @@ def test_devices_see_to_the_bit_what_the_simulation_sees(places: Path) -> None:
 
 def test_nothing_is_told_without_leave(places: Path) -> None:
     with pytest.raises(
-        BadExperiment, match=r"delay, distance: devices have to agree .* or join with --tell-statistics"
+        BadExperiment, match=r"delay, distance, arrival: devices have to agree .* or join with --tell-statistics"
     ):
         device(places, 0, tell=False)
     text = (places / "columns.toml").read_text()
-    (places / "columns.toml").write_text(text + "standardise = {delay = [30, 5], distance = [900, 300]}\n")
+    (places / "columns.toml").write_text(
+        text + "standardise = {delay = [30, 5], distance = [900, 300], arrival = [0, 1]}\n"
+    )
     silent = device(places, 0, tell=False)
     assert silent.registration().statistics is None
     delay = (table(20, 0)["delay"] - 30) / 5

@@ -166,6 +166,27 @@ def test_names_of_devices_and_metrics_without_one_value(tmp_path: Path) -> None:
     assert list(table)[-3:] == ["loss", "top5_accuracy", "accuracy"]
 
 
+def test_metrics_with_several_values_are_in_the_table(tmp_path: Path) -> None:
+    """Each class of each device; a device without samples of a class has none. Summaries are of single values."""
+    keys = {"fleet.partition": "pathological", "fleet.samples": 60, "fleet.classes": 2, "rounds": 1, "eval.every": 1}
+    experiment = EXPERIMENT.override(**keys)
+    setup = prepare(experiment)
+    assert setup.partition is not None
+    assert setup.partition.held_out is not None
+    experiment = fedcluster.Experiment(**experiment.to_dict() | {"metrics": ["accuracy", "per_class_accuracy"]})
+    result = fedcluster.run(experiment, tmp_path, display=Display())
+    table = pq.read_table(tmp_path / "devices.parquet").to_pydict()
+    names = [f"per_class_accuracy/{c}" for c in range(10)]
+    assert list(table)[-12:] == ["loss", "accuracy", *names]
+    for k in range(20):
+        _, y = setup.partition.held_out.samples(k)
+        count = {c: int((y == c).sum()) for c in range(10)}
+        assert [table[name][k] is None for name in names] == [count[c] == 0 for c in range(10)]
+        right = sum(table[names[c]][k] * count[c] for c in range(10) if count[c])
+        assert right == pytest.approx(table["accuracy"][k] * len(y))
+    assert set(result.history[-1]["by_device"]["clusters"][0]) == {"cluster", "devices", "loss", "accuracy"}
+
+
 def test_centralized_training_is_scored_by_device_too(tmp_path: Path) -> None:
     fedcluster.run(EXPERIMENT.override(method="centralized", rounds=2), tmp_path, display=Display())
     assert len(lines(tmp_path)[0]["device"]) == 20
