@@ -26,6 +26,7 @@ from fedcluster.experiment.sections import (
     Fleet,
     Local,
     Model,
+    Privacy,
     Server,
     Stop,
     Task,
@@ -55,6 +56,7 @@ class Experiment(Section):
     accept: Accept = Accept()
     centralized: Centralized = Centralized()
     clock: Clock | None = None
+    privacy: Privacy | None = None
     eval: Eval = Eval()
     stop: Stop | None = None
     track: Track | None = None

@@ -332,6 +332,17 @@ class Clock(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
+class Privacy(Section):
+    """What the server may learn of a device.
+
+    With `secure_aggregation` it learns the sum of a cohort's updates and no single one. More than the share `threshold`
+    of a cohort, and at least `min_cohort` devices, have to stay until the end of a cycle; no sum is of fewer."""
+
+    secure_aggregation: bool = False
+    threshold: Annotated[float, Field(ge=0.5, lt=1)] = 2 / 3
+    min_cohort: Annotated[int, Field(ge=3, le=10_000)] = 3
+
+
 class Eval(Section):
     """Which scores are recorded besides those of every round. Every `every` rounds, all devices or a sample of so many
     are scored on samples of their own that they do not train on (see `fleet.test_share`). `best` names the score whose
@@ -390,6 +401,7 @@ SECTIONS: dict[str, type[Section]] = {
     "accept": Accept,
     "centralized": Centralized,
     "clock": Clock,
+    "privacy": Privacy,
     "eval": Eval,
     "stop": Stop,
     "track": Track,

@@ -15,7 +15,8 @@ COUNTS = ("aggregations", "device_updates", "downloads", "uploads", "bytes_down"
 
 class Ledger:
     """Totals since the start of the run, and downloads and uploads of every device. `missing` are the devices of the
-    latest cohort that sent nothing, `discarded` those whose updates the aggregation rule discarded or changed, and how.
+    latest cohort that sent nothing, `discarded` those whose updates the aggregation rule discarded or changed, and how,
+    `faults` what some of it did against the protocol of secure aggregation.
 
     In centralized training nothing travels: a ledger over no devices counts nothing.
     """
@@ -26,6 +27,7 @@ class Ledger:
         self.last_download, self.last_upload = np.full(devices, -1), np.full(devices, -1)
         self.refusals: list[Refusal] = []
         self.discarded: list[tuple[int, str]] = []
+        self.faults: list[tuple[int, str]] = []
         self.received = 0
         self.missing: list[int] = []
         self.broadcast = 0  # bytes of the latest one
@@ -36,7 +38,7 @@ class Ledger:
         if not len(self.downloads):
             return
         if phase == 0:
-            self.missing, self.discarded = [], []
+            self.missing, self.discarded, self.faults = [], [], []
             self.spend(self.last_download, cycle.cohort, cycle.round, "download")
         self.downloads[cycle.cohort] += 1
         self.counts["downloads"] += len(cycle.cohort)

@@ -59,9 +59,10 @@ class Record:
         changed: bool,
         undone: str | None = None,
         too_few: int | None = None,
+        no_sum: str | None = None,
     ) -> Line:
         """The line of a cycle. `undone` says why it was undone. `too_few` is the number of updates of a cycle that
-        failed because it needed more."""
+        failed because it needed more; `no_sum` says why a cycle has no secure sum."""
         cycle = outcome.reported
         self.seconds += seconds
         refusals = self.ledger.finish_cycle(changed)
@@ -81,6 +82,8 @@ class Record:
             **({"discarded": self.ledger.discarded} if self.ledger.discarded else {}),
             **({"undone": undone} if undone else {}),
             **({"too_few": too_few} if too_few else {}),
+            **({"no_sum": no_sum} if no_sum else {}),
+            **({"faults": self.ledger.faults} if self.ledger.faults else {}),
             **(simulated(outcome) if self.timed else {}),
         }
         self.cycles.append(line)

@@ -91,6 +91,10 @@ class Progress(Callback):
         if "too_few" in line:
             few = f"too few updates ({line['too_few']}), so the model stays as it is"
             self.display.say(f"{where}, cluster {line['cluster']}: {few}")
+        for device, reason in line.get("faults", ())[:REPORTED]:
+            self.display.say(f"{where}: device {self.name(device)}: {reason}")
+        if "no_sum" in line:
+            self.display.say(f"{where}, cluster {line['cluster']}: {line['no_sum']}")
         if "undone" in line:
             self.display.say(f"{where}, {line['undone']}")
         rate = len(line["cohort"]) / max(line["seconds"], 1e-9)

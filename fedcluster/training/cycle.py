@@ -24,19 +24,22 @@ from fedcluster.training.executors.distributed import (
 )
 from fedcluster.training.executors.in_process import DeviceStates
 from fedcluster.training.norm_bound import Norms, usual_steps
+from fedcluster.training.secure_sum import SumFailed, run_secure_phase
 from fedcluster.training.setup import Setup
 
 
 @dataclass(frozen=True, eq=False)
 class CycleResult:
     """The state after a cycle, who took part, and the updates that moved furthest. `undone` says why the cycle was
-    undone; `too_few` is the number of updates of a cycle that failed because it needed more."""
+    undone; `too_few` is the number of updates of a cycle that failed because it needed more; `failed` says why a
+    cycle has no secure sum."""
 
     state: State
     outcome: CycleOutcome
     furthest: list[divergence.Moved]
     undone: str | None = None
     too_few: int | None = None
+    failed: str | None = None
 
 
 def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> CycleResult:
@@ -48,6 +51,7 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     received = setup.rates.local(cycle)
     furthest: list[divergence.Moved] = []
     too_few: int | None = None
+    failed: str | None = None
     for number, phase in enumerate(phases):  # nearly every algorithm has one
         sent, upload_spec = phase.broadcast(state), phase.upload_spec(state)
         sent = sent if number else received | sent
@@ -61,6 +65,11 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
             if setup.min_updates:
                 ledger.fail(outcome.started.cohort, rows)
             state, cycle, too_few = before, only(cycle, set()), few.count
+            break
+        except SumFailed as error:
+            if setup.min_updates:
+                ledger.fail(outcome.started.cohort, rows)
+            state, cycle, failed = before, only(cycle, set()), str(error)
             break
         furthest += far
         if setup.initial_device_state or len(phases) > 1:
@@ -77,7 +86,7 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     if setup.schedule.options.order == "balanced":
         state = pair_balance.step(before, state, cycle)
     state = replace(state, cycle=cycle.cycle + 1, time=outcome.time)
-    return CycleResult(state, outcome, furthest, undone, too_few)
+    return CycleResult(state, outcome, furthest, undone, too_few, failed)
 
 
 def run_phase(
@@ -96,8 +105,11 @@ def run_phase(
     bound = experiment.accept.max_movement if setup.devices else math.inf
     lr, steps = learning_rate(experiment.local, received), usual_steps(experiment.local, cycle)
     norms = Norms(bound, state, received, upload_spec, lr, steps, setup.task.first_gradients)
+    if setup.secure is not None and upload_spec:
+        state, accepted = run_secure_phase(setup, ledger, state, cycle, received, phase, number, device_states, norms)
+        return state, accepted, []
     uploads = ledger.receive(setup.executor.train(cycle, received, number, device_states), cycle, upload_spec, number)
-    accepted: set[int] = set()
+    accepted = set()
     updates = collect_devices(accept(uploads, cycle, upload_spec, ledger.refuse, norms), accepted)
     aggregate = run_aggregation(setup, state, updates, cycle, received, phase, number)
     if aggregate is not None:

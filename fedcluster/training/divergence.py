@@ -61,8 +61,10 @@ def check_failed_round(setup: Setup, cycles: list[Line], round: int, moved: list
 
 def stuck(cycles: list[Line], count: int, devices: int) -> bool:
     """Whether no cycle of the last round or longer (`count` cycles) has changed the model because of what updates were.
-    One device that is refused, alone in its round, does not end a run."""
+    One device that is refused, alone in its round, does not end a run. Neither does a cycle without a secure sum if
+    devices were missing."""
     still = list(takewhile(lambda line: not line["changed"], reversed(cycles)))
     reported = {device for line in still for device in line["cohort"] if device not in line["missing"]}
-    refused = any("diverged" in line or "undone" in line for line in still)
+    blameless = [line for line in still if "no_sum" in line and line["missing"]]
+    refused = any(("diverged" in line or "undone" in line) and line not in blameless for line in still)
     return len(still) >= count and refused and len(reported) >= min(2, devices)

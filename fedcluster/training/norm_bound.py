@@ -17,7 +17,9 @@ A bound is fixed before the first update of its cycle comes, so that the order i
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
 
 from fedcluster.experiment import Local
 from fedcluster.fleet.schedule import Cycle, steps_of
@@ -48,14 +50,9 @@ class Norms:
 
     def fault(self, device: int, message: Tensors) -> str | None:
         """Why this message, whose names and shapes are right, is refused; if it is not, its norms are noted."""
-        norms = {}
-        for name, tensor in message.items():
-            total = sum_of_squares(tensor, self.origin if name == "model" else None)
-            if not math.isfinite(total):
-                return f"{name}: not finite"
-            norms[name] = math.sqrt(total)
-            if norms[name] > self.limits[name]:
-                return f"{name}: {too_far(norms[name], self.limits[name], KEY)}"
+        norms = measure(message, self.origin, self.limits)
+        if isinstance(norms, str):
+            return norms
         self.kept[device] = norms
         return None
 
@@ -72,6 +69,19 @@ class Norms:
             usual = lower_median(past or [norms[name] for norms in kept.values()]) if kept else 0.0
             times += [(norms[name] / usual, device) for device, norms in kept.items() if usual]
         return [max(times)] if times else []
+
+
+def measure(message: Tensors, origin: Tensor | None, limits: Mapping[str, float]) -> dict[str, float] | str:
+    """The norms of the parts of a message, that of the model from `origin`; a sentence where one is above its limit."""
+    norms = {}
+    for name, tensor in message.items():
+        total = sum_of_squares(tensor, origin if name == "model" else None)
+        if not math.isfinite(total):
+            return f"{name}: not finite"
+        norms[name] = math.sqrt(total)
+        if norms[name] > limits[name]:
+            return f"{name}: {too_far(norms[name], limits[name], KEY)}"
+    return norms
 
 
 def usual_steps(local: Local, cycle: Cycle) -> int:

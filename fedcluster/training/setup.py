@@ -32,12 +32,14 @@ from fedcluster.models.schedules import Rates
 from fedcluster.models.tasks import Task, metrics_of
 from fedcluster.reporting import Say, Track, silent, untracked
 from fedcluster.runs.ledger import size
+from fedcluster.secure_aggregation import checks as secure_checks
 from fedcluster.state import State, Tensors
 from fedcluster.training.device_evaluation import DeviceEvaluation, DeviceEvaluator
 from fedcluster.training.evaluation import SAMPLE, Evaluator
 from fedcluster.training.executors.distributed import Distributed, broadcast_array, is_distributed
 from fedcluster.training.executors.in_process import Executor, InProcess, Trainer
 from fedcluster.training.executors.processes import Workers, sendable
+from fedcluster.training.executors.secure import SecureDevices, SimulatedDevices
 from fedcluster.training.executors.stacked import Stacked, faster, stackable
 from fedcluster.training.survey import gradient_sketches
 
@@ -68,6 +70,7 @@ class Setup:
     start: State
     initial_device_state: Tensors  # what a device keeps that has not taken part
     devices: int  # on the ledger
+    secure: SecureDevices | None = None  # where the server learns sums of updates only
     min_updates: int = 0  # with fewer a cycle fails, and a round of nothing else is taken again: in a federation
 
 
@@ -142,6 +145,7 @@ def assemble(
     optimizer = None if experiment.method == "centralized" else algorithms.optimizer(experiment.server)
     start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size, schedule)
     aggregation.check(experiment.aggregation, algorithm, start, schedule)
+    secure_checks.check(experiment, algorithm, trainer.transforms, schedule)
     return Setup(
         experiment=experiment,
         dataset=dataset,
@@ -282,7 +286,17 @@ def executor_of(experiment: Experiment, dataset: Dataset, precision: str = "floa
 
 def choose_executor(setup: Setup, workers: int, cohorts: str, say: Say = silent) -> Setup:
     """Let a cohort be trained at once, or by several processes, torchrun's or our own, where there is something to
-    share out."""
+    share out, and its updates be summed securely, if the experiment says so."""
+    privacy = setup.experiment.privacy
+    if privacy is None or not privacy.secure_aggregation:
+        return share_out(setup, workers, cohorts, say)
+    if is_distributed():
+        raise BadExperiment("privacy.secure_aggregation is not possible under torchrun: run it without")
+    setup = share_out(setup, workers, cohorts, say)
+    return replace(setup, secure=SimulatedDevices(setup.executor))
+
+
+def share_out(setup: Setup, workers: int, cohorts: str, say: Say) -> Setup:
     experiment, here = setup.experiment, setup.executor
     assert isinstance(here, InProcess)
     setup.evaluate.threads = workers
