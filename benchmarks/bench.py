@@ -116,7 +116,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def picture(runs: list[dict[str, Any]], path: Path) -> None:
-    from fedcluster.runs.plots import canvas, save
+    from fedcluster.figures import canvas, save
 
     models = [model for model in ROUNDS if any(run["model"] == model for run in runs)]
     figure, axes = canvas(len(models), 5.5 * len(models), 3.2)

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedcluster.algorithms.transforms import UpdateTransform as UpdateTransform
     from fedcluster.analysis.compare import compare as compare
+    from fedcluster.analysis.fleet_report import partition as partition
     from fedcluster.data.dataset import Dataset as Dataset
     from fedcluster.errors import FedClusterError as FedClusterError
     from fedcluster.experiment import Experiment as Experiment
     from fedcluster.experiment import load as load
     from fedcluster.models.metrics import Metric as Metric
     from fedcluster.models.tasks import Task as Task
+    from fedcluster.runs.result import Result as Result
     from fedcluster.state import Aggregate as Aggregate
     from fedcluster.training.callbacks import Callback as Callback
     from fedcluster.training.callbacks import EarlyStopping as EarlyStopping
     from fedcluster.training.callbacks import StopTraining as StopTraining
     from fedcluster.training.load_model import load_model as load_model
-    from fedcluster.training.run import Result as Result
     from fedcluster.training.run import run as run
 
 __version__ = "0.2.0"
@@ -35,13 +36,14 @@ HOME = {
     "Experiment": "experiment",
     "FedClusterError": "errors",
     "Metric": "models.metrics",
-    "Result": "training.run",
+    "Result": "runs.result",
     "StopTraining": "training.callbacks",
     "Task": "models.tasks",
     "UpdateTransform": "algorithms.transforms",
     "compare": "analysis.compare",
     "load": "experiment",
     "load_model": "training.load_model",
+    "partition": "analysis.fleet_report",
     "run": "training.run",
 }
 
@@ -60,6 +62,7 @@ __all__ = [
     "compare",
     "load",
     "load_model",
+    "partition",
     "run",
 ]
 

@@ -25,7 +25,7 @@ from fedcluster.analysis.jobs import Job
 from fedcluster.analysis.tuning import best_step, next_steps, rate
 from fedcluster.errors import Diverged
 from fedcluster.experiment import Experiment
-from fedcluster.runs.plots import canvas, save
+from fedcluster.figures import canvas, save
 from fedcluster.training.executors.processes import cores
 
 ROOT = Path(__file__).parent.parent

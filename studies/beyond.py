@@ -27,8 +27,8 @@ from fedcluster.analysis.paper.claims import interval
 from fedcluster.analysis.tuning import best_step, next_steps, rate
 from fedcluster.errors import Diverged
 from fedcluster.experiment import Experiment
+from fedcluster.figures import canvas, save
 from fedcluster.runs.metrics import Line
-from fedcluster.runs.plots import canvas, save
 from fedcluster.training.executors.processes import cores
 
 ROOT = Path(__file__).parent.parent

@@ -20,8 +20,8 @@ from running import run
 from fedcluster.analysis.jobs import Job
 from fedcluster.errors import Diverged
 from fedcluster.experiment import Experiment, load
+from fedcluster.figures import canvas, save
 from fedcluster.runs.metrics import Line
-from fedcluster.runs.plots import canvas, save
 
 ROOT = Path(__file__).parent.parent
 TARGET, SEEDS, TUNING_SEED = 0.9, range(3), 1_000_003

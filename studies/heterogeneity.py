@@ -34,10 +34,10 @@ from fedcluster.analysis.paper.claims import interval, rounds_to
 from fedcluster.data import sources
 from fedcluster.errors import Diverged
 from fedcluster.experiment import Experiment
+from fedcluster.figures import canvas, save
 from fedcluster.files import write_atomically
 from fedcluster.fleet import fleet
 from fedcluster.fleet.clustering import clusters
-from fedcluster.runs.plots import canvas, save
 from fedcluster.runs.progress import Display, default_display
 from fedcluster.training.executors.processes import cores
 from fedcluster.training.setup import build_model

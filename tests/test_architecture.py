@@ -19,7 +19,7 @@ ONLY_IN = {
     "torch.distributed": ("training/executors/distributed.py",),
     "ctypes": ("models/kernels/", "allocator.py"),
     "rich": ("runs/progress.py", "cli/"),
-    "matplotlib": ("plots.py",),
+    "matplotlib": ("figures.py", "plots.py"),
     "flwr": ("flower/",),
 }
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from fedcluster.analysis.advise import Advice, Candidate
 from fedcluster.analysis.analyze_report import Cells
+from fedcluster.figures import canvas, save
 from fedcluster.files import write_atomically
-from fedcluster.runs.plots import canvas, log_ticks, save
+from fedcluster.runs.plots import log_ticks
 
 
 def verdict(advice: Advice, participation: float) -> list[str]:

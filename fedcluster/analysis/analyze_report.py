@@ -8,8 +8,8 @@ from typing import Any
 
 from fedcluster.analysis.analyze import Analysis
 from fedcluster.analysis.bound import Bound
+from fedcluster.figures import canvas, save
 from fedcluster.files import write_atomically
-from fedcluster.runs.plots import canvas, save
 
 Cells = tuple[list[str], list[list[str]]]
 """The columns and rows of a table."""

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,12 @@ from fedcluster.analysis.methods import DEFAULT, METHODS, WITH_CLUSTERS, Methods
 from fedcluster.analysis.tuning import TUNING_SEEDS, best_rates
 from fedcluster.errors import BadExperiment, BadRun, Diverged
 from fedcluster.experiment import Experiment, changes, parse, read
+from fedcluster.figures import Plot, html_table
 from fedcluster.files import write_atomically
+from fedcluster.models.metrics import recorded_metrics
 from fedcluster.processes import leave_if_importing
 from fedcluster.runs.metrics import Line
-from fedcluster.runs.plots import LABELS, X, curves
+from fedcluster.runs.plots import LABELS, X, curves_plot
 from fedcluster.runs.progress import Progress
 
 RATES = ("paper", "equal", "tuned")
@@ -48,10 +50,49 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Comparison:
+    """What `compare` returns. In a notebook it shows itself as a table and curves."""
+
     outcomes: list[Outcome]
     target: float
     lr: str
     x: str = "rounds"
+    title: str = ""
+
+    def to_pandas(self) -> Any:
+        """A DataFrame with a row for every method, seed (its number, from 0) and round."""
+        import pandas
+
+        return pandas.DataFrame(
+            {"method": outcome.method, "lr": outcome.lr, "seed": seed, **line}
+            for outcome in self.outcomes
+            for seed, lines in enumerate(outcome.histories)
+            for line in lines
+        )
+
+    def plot(self, x: str | None = None) -> Plot:
+        """A curve for every method and a band over its seeds, over the comparison's `x` or another one."""
+        return curves_plot({one.method: one.histories for one in self.outcomes}, self.title, x or self.x)
+
+    def __repr__(self) -> str:
+        methods = ", ".join(one.method for one in self.outcomes)
+        return f"Comparison({methods}; {len(self.outcomes[0].histories)} seeds)"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for outcome in self.outcomes:
+            last = outcome.histories[0][-1]
+            row = {"method": LABELS[outcome.method], "M": outcome.clusters, "learning rate": f"{outcome.lr:g}"}
+            row["training loss"] = with_spread(*outcome.final("train_loss"), str_of=lambda value: f"{value:.4f}")
+            for metric in recorded_metrics(last):
+                row[f"test {metric.label}"] = with_spread(*outcome.final(f"test_{metric.name}"), str_of=metric.text)
+            rows.append(row | {"device updates": f"{last.get('device_updates', 0):,}"})
+        table = html_table(list(rows[0]), [list(row.values()) for row in rows])
+        return table + self.plot().html("loss and metrics of every method")
+
+
+def with_spread(mean: float, deviation: float, str_of: Callable[[float], str]) -> str:
+    """The mean over seeds, and the deviation where there are several."""
+    return f"{str_of(mean)} ± {str_of(deviation)}" if deviation else str_of(mean)
 
 
 def compare(
@@ -97,9 +138,8 @@ def compare(
             outcomes.append(Outcome(method, rates[method], described.clusters if method in WITH_CLUSTERS else 1, lines))
         if target is None:
             target = max(lines[-1]["train_loss"] for outcome in outcomes for lines in outcome.histories)
-        comparison = Comparison(outcomes, target, lr, x)
-        title = caption(experiment, seeds, lr)
-        curves({outcome.method: outcome.histories for outcome in outcomes}, folder / "curves.png", title, x)
+        comparison = Comparison(outcomes, target, lr, x, caption(experiment, seeds, lr))
+        comparison.plot().save(folder / "curves.png")
         write_atomically(folder / "comparison.json", json.dumps(summary(comparison), indent=2) + "\n")
         return comparison
 

@@ -11,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcluster.experiment import Experiment
+from fedcluster.figures import Plot, canvas, heat, html_table
 from fedcluster.files import write_atomically
 from fedcluster.fleet import fleet as fleets
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Ints
-from fedcluster.runs.plots import canvas, heat, save
-from fedcluster.runs.progress import Display
+from fedcluster.runs.progress import Display, default_display
 from fedcluster.training.setup import build_clusters, open_data
 
+MOST_ROWS = 30  # clusters in a notebook's table
 MAX_SHOWN = 2000  # devices in the plot; of a larger fleet an even sample
 
 
@@ -42,11 +43,31 @@ class FleetReport:
         shares: NDArray[np.float64] = totals / np.maximum(totals.sum(axis=1, keepdims=True), 1)
         return shares
 
+    def plot(self) -> Plot:
+        """The label shares of devices and clusters, where targets are classes, and the weights p_k and q_K."""
+        return plot(self)
+
+    def __repr__(self) -> str:
+        return f"FleetReport({len(self.fleet):,} devices in {self.clusters.count:,} clusters)"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (str(K), f"{len(members):,}", f"{self.fleet.sizes[members].sum():,}", f"{weight:.2%}")
+            for K, (members, weight) in enumerate(
+                zip(self.clusters.members, self.clusters.weights(self.fleet), strict=True)
+            )
+        ]
+        header = "cluster", "devices", "samples", "weight q_K"
+        left = [("...", "", "", "")] if len(rows) > MOST_ROWS else []
+        return html_table(header, rows[:MOST_ROWS] + left) + self.plot().html("label shares and weights")
+
     def name(self, k: int) -> str:
         return fleets.name_of(self.fleet.names, k)
 
 
-def build(experiment: Experiment, display: Display) -> FleetReport:
+def partition(experiment: Experiment, display: Display | None = None) -> FleetReport:
+    """The fleet of an experiment and its clusters, before anything is trained."""
+    display = display or default_display()
     dataset, _ = open_data(experiment, display.say)
     cap = experiment.accept.cap(claimed=False)
     fleet, partition = fleets.build(experiment.fleet, dataset, experiment.seed, cap)
@@ -70,7 +91,7 @@ def write(report: FleetReport, out: Path) -> list[Path]:
         rows = [[*row, devices.major_class[k], *report.label_counts[k]] for k, row in enumerate(rows)]
     table(out / "devices.csv", columns, rows)
     clusters_table(out / "clusters.csv", report.clusters, [row[0] for row in rows])
-    plot(report, out / "partition.png")
+    plot(report).save(out / "partition.png")
     return [out / name for name in ("devices.csv", "clusters.csv", "partition.png")]
 
 
@@ -95,8 +116,8 @@ def table(path: Path, header: list[str], rows: Iterable[Sequence[Any]]) -> None:
     write_atomically(path, text.getvalue())
 
 
-def plot(report: FleetReport, path: Path) -> None:
-    """Plot the label shares of devices and clusters, where targets are classes, and the weights p_k and q_K."""
+def plot(report: FleetReport) -> Plot:
+    """The label shares of devices and clusters, where targets are classes, and the weights p_k and q_K."""
     figure, axes = canvas(4 if report.labelled else 2, 16 if report.labelled else 8, 4.2)
     fleet, clusters, (sizes, right) = report.fleet, report.clusters, axes[-2:]
     if report.labelled:
@@ -109,7 +130,7 @@ def plot(report: FleetReport, path: Path) -> None:
     right.set(title="weight of each cluster", xlabel="cluster", ylabel="$q_K$ (dashed: equal weights)")
     if clusters.count <= 20:
         right.set_xticks(range(clusters.count))
-    save(figure, path)
+    return Plot(figure)
 
 
 def plot_labels(report: FleetReport, left: Any, middle: Any) -> None:

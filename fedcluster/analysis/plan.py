@@ -13,6 +13,7 @@ from scipy.sparse import coo_array
 from fedcluster.analysis.fleet_report import clusters_table
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Experiment, sections
+from fedcluster.figures import canvas, save
 from fedcluster.fleet.clustering.clusters import Clusters, build, from_assignment
 from fedcluster.fleet.clustering.request import Request
 from fedcluster.fleet.clustering.slots import find_slots, number_slots
@@ -20,7 +21,6 @@ from fedcluster.fleet.clustering.timezone import utc_offset
 from fedcluster.fleet.fleet import Fleet, Floats, Ints, device_table
 from fedcluster.fleet.timezones import DAY
 from fedcluster.rng import stream
-from fedcluster.runs.plots import canvas, save
 
 BINS = 96  # of 15 minutes each, in the plot
 NIGHT = (22.0, 6.0)  # local time; shown where there is no trace of when devices are free

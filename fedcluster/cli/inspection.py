@@ -19,7 +19,7 @@ def partition(experiment: ExperimentFile, o: Overrides = None, out: Out = None) 
         from fedcluster.runs.directory import fresh
         from fedcluster.runs.progress import Spoken
 
-        report = fleet_report.build(described, Spoken())
+        report = fleet_report.partition(described, Spoken())
         files = fleet_report.write(report, out or fresh(f"partition-{experiment.stem}"))
         tables.show(tables.devices_table(report))
         tables.show(tables.clusters_table(report))

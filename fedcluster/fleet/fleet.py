@@ -17,6 +17,7 @@ from fedcluster.data.partition import Labels, Partition
 from fedcluster.data.partitions import registry as partitions
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import sections
+from fedcluster.figures import BLUE, Plot, canvas, html_table
 from fedcluster.fleet import fleet_file, synthetic, traces
 from fedcluster.fleet.fleet_file import DeviceTable
 from fedcluster.inputs import located
@@ -58,6 +59,30 @@ class Fleet:
     def label_counts(self, k: int) -> Ints:
         """The number of samples of each class that device k holds."""
         return self.known_labels().counts(k)
+
+    def plot(self) -> Plot:
+        """How many devices have how many samples, and which classes they hold most of, where that is known."""
+        figure, (left, *more) = canvas(1 + (self.labels is not None), 4.75 * (1 + (self.labels is not None)), 3.2)
+        edges = np.histogram_bin_edges(self.sizes, bins="auto" if len(np.unique(self.sizes)) > 1 else 1)
+        left.hist(self.sizes, edges if len(edges) < 60 else 60, color=BLUE)
+        left.set(xlabel="samples of a device", ylabel="devices")
+        for ax in more:
+            classes, devices = np.unique(self.major_class, return_counts=True)
+            ax.bar(classes, devices, color=BLUE)
+            ax.set(xlabel="class of which it holds the most", ylabel="devices")
+            ax.xaxis.get_major_locator().set_params(integer=True)
+        return Plot(figure)
+
+    def _repr_html_(self) -> str:
+        sizes = self.sizes
+        known = ", ".join(name for name in self.known.columns() if name not in ("names", "samples"))
+        rows = [
+            ("devices", f"{len(self):,}"),
+            ("samples", f"{sizes.sum():,}"),
+            ("samples of a device", f"{sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}"),
+            *([("also known", known)] if known else []),
+        ]
+        return html_table(("fleet", ""), rows) + self.plot().html("histogram of the samples of devices")
 
     def known_labels(self) -> Labels:
         if self.labels is None:

@@ -27,6 +27,7 @@ from fedcluster.flower.setup import ServeOptions, check_min_updates, largest_rep
 from fedcluster.flower.transport import Notifier
 from fedcluster.runs.directory import Folder, fresh
 from fedcluster.runs.progress import Display, default_display
+from fedcluster.runs.result import Result
 from fedcluster.training.best_model import keep_best
 from fedcluster.training.callbacks import CallbackList, Progress, stop_rule
 from fedcluster.training.checkpoints import Checkpoints
@@ -34,7 +35,6 @@ from fedcluster.training.description import describe, over_budget
 from fedcluster.training.loop import train
 from fedcluster.training.output import begin, finish, load_finished
 from fedcluster.training.recorder import Recorder
-from fedcluster.training.run import Result
 from fedcluster.training.setup import unequal_clusters
 from fedcluster.training.threads import repeatable
 from fedcluster.training.tracking.registry import tracking

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcluster.files import write_atomically
+from fedcluster.figures import Plot, canvas, save
 from fedcluster.models.metrics import Metric, recorded_metrics
 from fedcluster.runs.devices import summarize
 from fedcluster.runs.metrics import Line
@@ -26,27 +26,6 @@ LABELS = {
     "centralized": "centralized SGD",
     "minibatch": "minibatch SGD",
 }
-
-
-def canvas(columns: int, width: float, height: float, widths: tuple[float, ...] | None = None) -> tuple[Any, Any]:
-    """A figure and its axes, without pyplot's global state."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
-    axes = figure.subplots(1, columns, squeeze=False, width_ratios=widths)[0]
-    for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def heat(ax: Any, values: Any, label: str) -> None:
-    """A matrix of shares as an image, from white to blue, with a colour bar."""
-    image = ax.imshow(values, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
-    ax.figure.colorbar(image, ax=ax, label=label)
-
-
-def save(figure: Any, path: Path) -> None:
-    write_atomically(path, lambda file: figure.savefig(file, format="png"))
 
 
 def log_scale(ax: Any) -> None:
@@ -78,6 +57,11 @@ X: dict[str, tuple[str, Callable[[Line], float]]] = {
 
 
 def curves(histories: dict[str, list[list[Line]]], path: Path, title: str = "", x: str = "rounds") -> None:
+    """The plot of `curves_plot` as a file."""
+    curves_plot(histories, title, x).save(path)
+
+
+def curves_plot(histories: dict[str, list[list[Line]]], title: str = "", x: str = "rounds") -> Plot:
     """Training loss (the test's, where training data are elsewhere) and the metrics of the test data over `x`: a line
     per method, a band over its seeds (lowest to highest).
 
@@ -114,7 +98,7 @@ def curves(histories: dict[str, list[list[Line]]], path: Path, title: str = "", 
             if len(histories) > 1:
                 ax.legend(frameon=False)
     figure.suptitle(title, fontsize=10)
-    save(figure, path)
+    return Plot(figure)
 
 
 def device_plot(lines: list[Line], path: Path, metrics: Sequence[Metric], title: str = "") -> None:

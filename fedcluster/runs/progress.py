@@ -3,6 +3,7 @@
 Progress goes to standard error, results to standard output.
 """
 
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -117,6 +118,38 @@ class Live(Spoken):
         self.progress.stop()
 
 
+class Notebook(Spoken):
+    """A bar in a Jupyter notebook, with loss and metrics beside it; remarks are printed under it."""
+
+    def begin(self, rounds: int, cycles: int, done: int) -> None:
+        from tqdm.auto import tqdm
+
+        self.bar = tqdm(total=rounds, initial=done, unit="round")
+
+    def round(self, line: dict[str, Any]) -> None:
+        self.bar.set_postfix_str(scores(line), refresh=False)
+        self.bar.update()
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def track(self, items: Sequence[int], what: str, unit: str) -> Iterable[int]:
+        from tqdm.auto import tqdm
+
+        shown: Iterable[int] = tqdm(items, desc=what, unit=unit, leave=False)
+        return shown
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if bar := getattr(self, "bar", None):
+            bar.close()
+
+
+def in_notebook() -> bool:
+    """Whether this is the kernel of a Jupyter notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
 def say(text: str) -> None:
     console.print(text, markup=False, soft_wrap=True)
 
@@ -199,5 +232,7 @@ def scores(line: dict[str, Any]) -> str:
 
 
 def default_display() -> Display:
-    """The display for this terminal: live, or a log where there is none."""
+    """The display for this notebook or terminal: live, or a log where there is neither."""
+    if in_notebook():
+        return Notebook()
     return Live() if console.is_terminal else Log()

@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from fedcluster.allocator import keep_memory
 from fedcluster.errors import BadExperiment
@@ -15,8 +13,8 @@ from fedcluster.models.kernels import supports
 from fedcluster.models.precision import PRECISIONS, emulated
 from fedcluster.processes import leave_if_importing
 from fedcluster.runs.directory import Folder
-from fedcluster.runs.metrics import Line
 from fedcluster.runs.progress import Display, default_display
+from fedcluster.runs.result import Result
 from fedcluster.training.best_model import keep_best
 from fedcluster.training.callbacks import Callback, CallbackList, Progress, stop_rule
 from fedcluster.training.checkpoints import Checkpoints
@@ -37,15 +35,6 @@ from fedcluster.training.threads import repeatable
 from fedcluster.training.tracking.registry import tracking
 
 COHORTS = ("sequential", "stacked", "auto")
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run returns: the lines of metrics.jsonl, the trained module, and the folder that it wrote to."""
-
-    history: list[Line]
-    model: nn.Module
-    out: Path | None = None
 
 
 def run(

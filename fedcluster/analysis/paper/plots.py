@@ -8,8 +8,9 @@ import numpy as np
 
 from fedcluster.analysis.paper.choices import NAMES
 from fedcluster.analysis.paper.figures import Curve, Panel
+from fedcluster.figures import save
 from fedcluster.runs.metrics import Line
-from fedcluster.runs.plots import COLOURS, X, log_scale, save
+from fedcluster.runs.plots import COLOURS, X, log_scale
 
 AXES = ("rounds", "aggregations", "updates", "bytes")
 QUANTITIES = {"train_loss": ("training loss", 1.0), "test_accuracy": ("test accuracy (%)", 100.0)}

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import sections
+from fedcluster.figures import BLUE, Plot, canvas, html_table
 from fedcluster.fleet.clustering import registry
 from fedcluster.fleet.clustering.request import Request
 from fedcluster.fleet.fleet import Fleet, Floats, Ints
@@ -41,6 +42,23 @@ class Clusters:
         order = np.argsort(assignment, kind="stable")
         ends = np.cumsum(np.bincount(assignment + 1, minlength=self.count + 1))
         return np.split(order, ends[:-1])[1:]
+
+    def plot(self) -> Plot:
+        """The number of devices in each cluster."""
+        figure, (ax,) = canvas(1, 4.75, 3.2)
+        ax.bar(range(self.count), [len(devices) for devices in self.members], color=BLUE)
+        ax.set(xlabel="cluster", ylabel="devices")
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        return Plot(figure)
+
+    def _repr_html_(self) -> str:
+        sizes = [len(devices) for devices in self.members]
+        rows = [
+            ("clusters", f"{self.count:,}"),
+            ("devices of a cluster", f"{min(sizes):,} to {max(sizes):,}"),
+            *([("devices in no cluster", f"{self.left_out():,}")] if self.left_out() else []),
+        ]
+        return html_table(("clusters", ""), rows) + self.plot().html("the number of devices in each cluster")
 
     def left_out(self) -> int:
         """How many devices are in no cluster."""
