@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcluster.algorithms import pair_balance
+from fedcluster.algorithms import pair_balance, pluralistic
 from fedcluster.algorithms.centralized import Centralized
 from fedcluster.algorithms.fedavg import FedAvg, LocalRule
 from fedcluster.algorithms.server_optimizers import ServerOptimizer
@@ -55,9 +55,14 @@ def build(section: Algorithm, local: Local, seed: int) -> FedAvg:
 
 
 def first_state(
-    algorithm: FedAvg, optimizer: ServerOptimizer | None, model: Tensor, size: int, schedule: Schedule | None = None
+    algorithm: FedAvg,
+    optimizer: ServerOptimizer | None,
+    model: Tensor,
+    size: int,
+    schedule: Schedule | None = None,
+    by_cluster: bool = False,
 ) -> State:
-    """The state before the first cycle: W_0 and the server's state."""
+    """The state before the first cycle: W_0 and the server's state, `by_cluster` also a model for each cluster."""
     state, server = State(model, size=size, cycles=schedule.clusters.count if schedule else 1), Tensors()
     for phase in algorithm.phases:
         server |= phase.initial_server_state(state)
@@ -65,6 +70,8 @@ def first_state(
         server |= optimizer.initial_server_state(state)
     if schedule is not None and schedule.options.order == "balanced":
         server |= pair_balance.initial_server_state(state, torch.from_numpy(schedule.order(0)))
+    if by_cluster:
+        server |= pluralistic.initial_server_state(state)
     state = replace(state, server=server)
     return replace(state, norms={name: () for phase in algorithm.phases for name in phase.upload_spec(state)})
 

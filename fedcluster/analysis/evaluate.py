@@ -73,7 +73,11 @@ def evaluate(run: Path, data: str | None, devices: bool, best: bool, workers: in
         round = stored_round(run / BEST) if best else len(read_lines(run / METRICS))
         setup.evaluate.dataset = tested
         scores = setup.evaluate.measure(w, tested.x_test, tested.y_test, setup.evaluate.metrics)
-        line, summary = setup.evaluate_devices.measure(w, round) if devices and setup.evaluate_devices else (None, {})
+        line, summary = None, dict[str, Any]()
+        if devices and setup.evaluate_devices:
+            several = range(setup.clusters.count if setup.experiment.pluralistic and not best else 0)
+            by_cluster = [setup.flat_model.from_state_dict(saved_tensors(run, cluster=K)) for K in several]
+            line, summary = setup.evaluate_devices.measure(w, round, by_cluster)
     metrics = list(setup.evaluate.metrics)
     return Evaluation(tested.name, len(tested.y_test), round, scores, metrics, setup.fleet.names, line, summary)
 

@@ -1,10 +1,9 @@
-"""The methods that a comparison can name: what each changes in the experiment, at the same budget.
+"""The methods that a comparison can name, at the same budget.
 
-fedavg         one cluster of all devices
-fedcluster     the experiment itself
-centralized    SGD on the pooled data
-minibatch      FedCluster with one step in place of E, on a batch of E x local.batch samples: as many samples, and no
-               local training. Woodworth et al.: Minibatch vs Local SGD for Heterogeneous Distributed Learning, 2020
+"fedcluster" is the experiment itself, "fedavg" has one cluster of all devices, "centralized" is SGD on the pooled data.
+With "minibatch" a device takes one step in place of E, on a batch of E x local.batch samples: it uses as many samples
+and does not train locally. Woodworth, Patel, Srebro: Minibatch vs Local SGD for Heterogeneous Distributed Learning,
+NeurIPS 2020.
 """
 
 from collections.abc import Sequence

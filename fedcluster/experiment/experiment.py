@@ -26,6 +26,7 @@ from fedcluster.experiment.sections import (
     Fleet,
     Local,
     Model,
+    Pluralistic,
     Privacy,
     Server,
     Stop,
@@ -59,6 +60,7 @@ class Experiment(Section):
     privacy: Privacy | None = None
     eval: Eval = Eval()
     stop: Stop | None = None
+    pluralistic: Pluralistic | None = None
     track: Track | None = None
 
     def __init__(self, **keys: Any) -> None:

@@ -353,6 +353,13 @@ class Eval(Section):
     best: str | None = None
 
 
+class Pluralistic(Section):
+    """A model for each cluster, besides W: the average over the models after its cycles, "uniform" or exponential with
+    this decay."""
+
+    average: Literal["uniform"] | Annotated[float, Field(gt=0, lt=1)] = "uniform"
+
+
 class Stop(Section):
     """When a run ends before its last round: once the score `metric` has reached `target`, or has not improved for
     `patience` rounds."""
@@ -404,5 +411,6 @@ SECTIONS: dict[str, type[Section]] = {
     "privacy": Privacy,
     "eval": Eval,
     "stop": Stop,
+    "pluralistic": Pluralistic,
     "track": Track,
 }

@@ -5,7 +5,7 @@ sums that its value is made from. The values, lines and summaries are made from 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from fedcluster.flower.messages import LARGEST, Fields, InvalidMessage, get_int,
 from fedcluster.flower.transport import OFFLINE, Transport, unpack_outcome
 from fedcluster.runs.devices import column_names, device_line, summarize
 from fedcluster.runs.metrics import Line
-from fedcluster.training.device_evaluation import evaluated_devices
+from fedcluster.training.device_evaluation import evaluated_devices, served
 from fedcluster.training.evaluation import Evaluator, Sums, values
 from fedcluster.training.setup import Setup
 
@@ -57,17 +57,18 @@ class RemoteEvaluation:
         self.shapes = {name: tensor.shape for name, tensor in sums.items()}
         self.transport = Transport(directory.grid, max_bytes, notifier=directory.notifier)
 
-    def __call__(self, w: Tensor, round: int) -> tuple[Line, dict[str, Any]] | None:
+    def __call__(self, w: Tensor, round: int, by_cluster: Sequence[Tensor] = ()) -> tuple[Line, dict[str, Any]] | None:
         if round % self.options.every or not self.directory.registry.test_sizes(round - 1).any():
             return None
-        line, summary = self.measure(w, round)
+        line, summary = self.measure(w, round, by_cluster)
         return (line, summary) if line["device"] else None
 
-    def measure(self, w: Tensor, round: int) -> tuple[Line, dict[str, Any]]:
+    def measure(self, w: Tensor, round: int, by_cluster: Sequence[Tensor] = ()) -> tuple[Line, dict[str, Any]]:
         registry = self.directory.registry
         sizes, clusters = registry.test_sizes(round - 1), registry.clusters(round - 1).assignment
         asked = evaluated_devices(np.flatnonzero(sizes), self.options, self.seed)
-        scores = dict(self.ask(w, round, {int(k): int(sizes[k]) for k in asked}))
+        models = {K: served(K, w, by_cluster) for K in np.unique(clusters[asked]).tolist()}
+        scores = dict(self.ask(models, round, {int(k): (int(sizes[k]), int(clusters[k])) for k in asked}))
         self.directory.say(f"round {round}: {len(scores)} of {len(sizes)} devices have sent their scores")
         devices = np.array(sorted(scores), np.int64)
         names = column_names(scores[k] for k in devices.tolist())
@@ -75,17 +76,20 @@ class RemoteEvaluation:
         line = device_line(round, devices.tolist(), clusters[devices].tolist(), sizes[devices].tolist(), columns)
         return line, summarize(line, self.metrics)
 
-    def ask(self, w: Tensor, round: int, sizes: Mapping[int, int]) -> Iterator[tuple[int, dict[str, float]]]:
-        """The scores of these devices, in the order of arrival. `sizes` are their numbers of samples."""
+    def ask(
+        self, models: Mapping[int, Tensor], round: int, devices: Mapping[int, tuple[int, int]]
+    ) -> Iterator[tuple[int, dict[str, float]]]:
+        """The scores of these devices, in the order of arrival. Each has its number of samples and its cluster, whose
+        model it is sent."""
         self.directory.update()
-        tensors, messages = pack_tensors({"model": w}), {}
-        for k in sizes:
+        tensors, messages = {K: pack_tensors({"model": model}) for K, model in models.items()}, {}
+        for k, (_, K) in devices.items():
             node = self.directory.node(k)
             fields = {"plan": self.plan, "version": __version__, "round": round, "device": k}
             if node is None:
                 self.say(round, k, OFFLINE)
             else:
-                content, group = pack_with(fields, tensors), str(round)
+                content, group = pack_with(fields, tensors[K]), str(round)
                 messages[k] = Message(content, node, "evaluate", ttl=self.deadline, group_id=group)
         for k, outcome in self.transport.exchange(messages, self.deadline) if messages else ():
             reply = unpack_outcome(outcome)
@@ -95,7 +99,7 @@ class RemoteEvaluation:
             try:
                 if isinstance(reply, InvalidMessage):
                     raise reply
-                yield k, self.scores(reply[0], round, k, sizes[k])
+                yield k, self.scores(reply[0], round, k, devices[k][0])
             except InvalidMessage as error:
                 self.say(round, k, f"refused its scores ({error})")
 

@@ -9,6 +9,7 @@ evaluated/         the newest one from before the current round
 curves.png         loss and metrics over rounds
 devices.jsonl      scores of devices, a line per evaluation; also as a table, devices.parquet, and drawn, devices.png
 best.safetensors   the model of the round with the best score
+cluster-K.safetensors  the model that cluster K is served, where each has its own
 model.safetensors  the final W; its presence says that the run is finished
 """
 
@@ -35,6 +36,11 @@ MODEL, BEST = "model.safetensors", "best.safetensors"
 HORIZON = ("rounds", "stop")
 WATCHING = ("track",)  # sections that change nothing in what a run computes
 VERSIONS = ("fedcluster", "torch", "numpy")
+
+
+def cluster_model(K: int | str) -> str:
+    """The file of the model that cluster K is served."""
+    return f"cluster-{K}.safetensors"
 
 
 class Resumed(NamedTuple):
@@ -205,6 +211,7 @@ class Folder:
         """The final model, whose presence says that everything else is there; before it, the digests of all that a
         finished run is read from."""
         there = [name for name in (METRICS, CYCLES, DEVICES, TABLE, BEST) if (self.path / name).exists()]
+        there += sorted(path.name for path in self.path.glob(cluster_model("*")))
         digests = {name: sha256((self.path / name).read_bytes()).hexdigest() for name in there}
         self.note(self.facts() | {"finished": digests | {MODEL: sha256(model).hexdigest()}})
         self.write(MODEL, model)

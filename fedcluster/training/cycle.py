@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedcluster.algorithms import FedAvg, pair_balance
+from fedcluster.algorithms import FedAvg, pair_balance, pluralistic
 from fedcluster.algorithms.aggregation.robust import Cohort, TooFewUpdates
 from fedcluster.fleet.clock import CycleOutcome, all_report, select_devices
 from fedcluster.fleet.schedule import Cycle
@@ -85,6 +85,8 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
         state = replace(state, devices=state.devices | finished)
     if setup.schedule.options.order == "balanced":
         state = pair_balance.step(before, state, cycle)
+    if setup.experiment.pluralistic is not None:
+        state = pluralistic.step(setup.experiment.pluralistic, before, state, cycle)
     state = replace(state, cycle=cycle.cycle + 1, time=outcome.time)
     return CycleResult(state, outcome, furthest, undone, too_few, failed)
 

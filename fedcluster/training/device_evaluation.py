@@ -3,6 +3,7 @@ for their scores in `flower.evaluation`."""
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,10 +22,17 @@ from fedcluster.training.executors.distributed import all_gather_text, all_reduc
 
 class DeviceEvaluation(Protocol):
     """Scores devices: a line of devices.jsonl, and its summary. Called, it does so only in the rounds in which this is
-    due."""
+    due. Devices are served w or, where there is a model for each cluster, that of their own."""
 
-    def __call__(self, w: Tensor, round: int) -> tuple[Line, dict[str, Any]] | None: ...
-    def measure(self, w: Tensor, round: int) -> tuple[Line, dict[str, Any]]: ...
+    def __call__(
+        self, w: Tensor, round: int, by_cluster: Sequence[Tensor] = ()
+    ) -> tuple[Line, dict[str, Any]] | None: ...
+    def measure(self, w: Tensor, round: int, by_cluster: Sequence[Tensor] = ()) -> tuple[Line, dict[str, Any]]: ...
+
+
+def served(cluster: int, w: Tensor, by_cluster: Sequence[Tensor]) -> Tensor:
+    """The model that the devices of this cluster are served; w where they are in none."""
+    return by_cluster[cluster] if by_cluster and cluster >= 0 else w
 
 
 class DeviceEvaluator:
@@ -36,17 +44,20 @@ class DeviceEvaluator:
         self.devices = evaluated_devices(np.flatnonzero(held_out.sizes), options, seed)
         self.clusters = clusters.assignment[self.devices]
 
-    def __call__(self, w: Tensor, round: int) -> tuple[Line, dict[str, Any]] | None:
-        return self.measure(w, round) if round % self.every == 0 else None
+    def __call__(self, w: Tensor, round: int, by_cluster: Sequence[Tensor] = ()) -> tuple[Line, dict[str, Any]] | None:
+        return self.measure(w, round, by_cluster) if round % self.every == 0 else None
 
-    def measure(self, w: Tensor, round: int) -> tuple[Line, dict[str, Any]]:
-        self.evaluate.load(w)
+    def measure(self, w: Tensor, round: int, by_cluster: Sequence[Tensor] = ()) -> tuple[Line, dict[str, Any]]:
         rank, world = rank_and_world()
-        mine = range(rank, len(self.devices), world)
-        scores = list(self.evaluate.shared(self.score, mine))
-        names = column_names(json.loads(text) for text in all_gather_text(json.dumps(column_names(scores))))
+        groups = self.clusters if by_cluster else np.zeros_like(self.clusters)
+        scores: dict[int, dict[str, float]] = {}
+        for K in np.unique(groups).tolist():
+            self.evaluate.load(served(K, w, by_cluster))
+            mine = np.flatnonzero(groups == K)[rank::world].tolist()
+            scores |= zip(mine, self.evaluate.shared(self.score, mine), strict=True)
+        names = column_names(json.loads(text) for text in all_gather_text(json.dumps(column_names(scores.values()))))
         table = torch.zeros(len(self.devices), len(names), dtype=torch.float64)
-        for row, one in zip(mine, scores, strict=True):
+        for row, one in scores.items():
             table[row] = torch.tensor([one.get(name, math.nan) for name in names], dtype=torch.float64)
         columns = dict(zip(names, all_reduce_table(table).T.tolist(), strict=True))
         sizes = self.held_out.sizes[self.devices]

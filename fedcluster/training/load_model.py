@@ -13,20 +13,23 @@ from fedcluster.data.dataset import DataSpec
 from fedcluster.errors import BadRun, FedClusterError
 from fedcluster.experiment import Experiment, parse, read
 from fedcluster.models import pretrained, zoo
-from fedcluster.runs.directory import BEST, MODEL, run_facts
+from fedcluster.runs.directory import BEST, MODEL, cluster_model, run_facts
 
 OWN_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:name
 
 
-def load_model(run: str | Path, best: bool = False, allow: tuple[str, ...] = ()) -> nn.Module:
-    """The module that a finished run trained, in evaluation mode; with `best`, the best model that the run kept.
+def load_model(
+    run: str | Path, best: bool = False, allow: tuple[str, ...] = (), cluster: int | None = None
+) -> nn.Module:
+    """The module that a finished run trained, in evaluation mode; with `best`, the best model that the run kept; with
+    `cluster`, the model that the devices of this cluster are served, where each has its own ([pluralistic]).
 
     The files are checked against the digests that the run noted when it finished. A model of one's own is code that the
     run's experiment names (`package.module:name`): it is imported only if `allow` has this name. The module takes
     samples as training saw them: see `Dataset.inputs`.
     """
     folder = Path(run)
-    tensors, data = saved_tensors(folder, best), run_facts(folder).get("data")
+    tensors, data = saved_tensors(folder, best, cluster), run_facts(folder).get("data")
     if not isinstance(data, dict):
         raise BadRun(f"{folder} was written by fedcluster 0.1, which did not note the shape of its samples")
     keys: dict[str, Any] = parse(read(folder / "experiment.toml"), str(folder / "experiment.toml"))
@@ -45,11 +48,16 @@ def load_model(run: str | Path, best: bool = False, allow: tuple[str, ...] = ())
     return module.eval()
 
 
-def saved_tensors(folder: Path, best: bool = False) -> dict[str, Tensor]:
+def saved_tensors(folder: Path, best: bool = False, cluster: int | None = None) -> dict[str, Tensor]:
     """The state dict that a finished run saved, checked against the digest that it noted."""
-    name, digests = BEST if best else MODEL, run_facts(folder).get("finished")
+    if best and cluster is not None:
+        raise BadRun(f"{folder}: the best model is one for all clusters: leave out best, or cluster")
+    digests = run_facts(folder).get("finished")
+    name = BEST if best else MODEL if cluster is None else cluster_model(cluster)
     if not isinstance(digests, dict):
         raise BadRun(f"{folder} does not hold a finished run: finish it with --resume")
+    if name not in digests and cluster is not None:
+        raise BadRun(f"{folder} has no model of a cluster {cluster}: it has those of [pluralistic], counted from 0")
     if name not in digests:
         raise BadRun(f"{folder} has no {name}: the run did not keep its best model (eval.best)")
     try:

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from fedcluster.algorithms import pair_balance
+from fedcluster.algorithms import pair_balance, pluralistic
 from fedcluster.errors import CallbackFailed, Diverged, LostRank, LostServer, NotAlike
 from fedcluster.runs.metrics import Record
 from fedcluster.state import State
@@ -50,7 +50,9 @@ def run_rounds(setup: Setup, record: Record, state: State, callbacks: CallbackLi
             continue
         state = replace(state, round=state.round + 1, cycle=0)
         check_same_state(state)
-        by_device = setup.evaluate_devices(state.model, state.round) if setup.evaluate_devices else None
+        by_device = None
+        if setup.evaluate_devices:
+            by_device = setup.evaluate_devices(state.model, state.round, pluralistic.models(state))
         if is_main_rank():
             scores: dict[str, Any] = setup.evaluate(state.model)
             divergence.check(setup, record.cycles, start.round, scores, moved)

@@ -10,12 +10,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 import fedcluster
+from fedcluster.algorithms import pluralistic
 from fedcluster.errors import BadRun
 from fedcluster.models.schedules import depends_on_rounds
 from fedcluster.reporting import Say
 from fedcluster.runs import fingerprints as code
 from fedcluster.runs.devices import DEVICES, TABLE, write_table
-from fedcluster.runs.directory import MODEL, Folder
+from fedcluster.runs.directory import MODEL, Folder, cluster_model
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import CYCLES, METRICS, Kept, Line, Record, read_lines
 from fedcluster.runs.plots import curves, device_plot
@@ -107,13 +108,15 @@ def fingerprints(setup: Setup) -> dict[str, str]:
 
 
 def finish(folder: Folder, setup: Setup, state: State, history: list[Line]) -> None:
-    """The plot, then the model: its presence says that everything else is there."""
+    """The plot and the models, that of all clusters last: its presence says that everything else is there."""
     start = {"round": 0, **folder.noted("start")}
     if "test_loss" in start:
         curves({"run": [[start, *history]]}, folder.path / "curves.png", title=describe(setup))
     if lines := read_lines(folder.path / DEVICES):
         write_table(lines, folder.path / TABLE, setup.fleet.names)
         device_plot(lines, folder.path / "devices.png", setup.evaluate.metrics, title=describe(setup))
+    for K, model in enumerate(pluralistic.models(state)):
+        folder.write(cluster_model(K), save(setup.flat_model.state_dict(model)))
     folder.finish(save(setup.flat_model.state_dict(state.model)))
 
 

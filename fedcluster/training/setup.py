@@ -141,9 +141,15 @@ def assemble(
     of the training samples on which the model is evaluated, None where only devices have any."""
     algorithm, flat_model = trainer.algorithm, trainer.flat_model
     if experiment.method == "centralized":  # one "device" holds all data
-        experiment = experiment.override(aggregation=Aggregation())
+        experiment = experiment.override(aggregation=Aggregation(), pluralistic=None)
+    by_cluster = experiment.pluralistic is not None
+    if by_cluster and clusterings.find(experiment.clusters).every_round:
+        raise BadExperiment(
+            f'clusters.method = "{experiment.clusters.method}" draws clusters anew in every round, and [pluralistic] '
+            "needs clusters that keep their devices: use another method, or remove [pluralistic]"
+        )
     optimizer = None if experiment.method == "centralized" else algorithms.optimizer(experiment.server)
-    start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size, schedule)
+    start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size, schedule, by_cluster)
     aggregation.check(experiment.aggregation, algorithm, start, schedule)
     secure_checks.check(experiment, algorithm, trainer.transforms, schedule)
     return Setup(

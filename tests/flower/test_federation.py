@@ -85,6 +85,7 @@ def test_a_federation_equals_its_simulation(twelve: Federation, tmp_path: Path, 
 
 
 SCORED = EXPERIMENT.override(**{"fleet.test_share": 0.25, "eval.every": 1, "metrics": ["accuracy", "macro_f1"]})
+PLURALISTIC = SCORED.override(pluralistic={"average": 0.8})
 
 
 def summaries(lines: list[dict[str, Any]]) -> list[Any]:
@@ -92,12 +93,13 @@ def summaries(lines: list[dict[str, Any]]) -> list[Any]:
 
 
 def test_devices_are_scored_as_in_simulation(twelve: Federation, tmp_path: Path) -> None:
-    """On samples that they hold out, and do not train on."""
-    server = twelve.serve("scored", experiment=SCORED)
-    history = fedcluster.run(pooled(twelve, SCORED, 12), tmp_path / "run", display=Display()).history
+    """On samples that they hold out, and do not train on, each with the model of its cluster."""
+    server = twelve.serve("scored", experiment=PLURALISTIC)
+    history = fedcluster.run(pooled(twelve, PLURALISTIC, 12), tmp_path / "run", display=Display()).history
     said = twelve.finish(server, "scored")
     assert "round 2: 12 of 12 devices have sent their scores" in said
-    for name in ("model.safetensors", "devices.jsonl", "devices.parquet"):
+    clusters = [f"cluster-{K}.safetensors" for K in range(3)]
+    for name in ("model.safetensors", "devices.jsonl", "devices.parquet", *clusters):
         assert (twelve.folder / "scored" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
     assert summaries(twelve.lines("scored", "metrics.jsonl")) == summaries(history)
     assert (twelve.folder / "scored/devices.png").exists()

@@ -54,6 +54,7 @@ def test_two_ranks_find_what_one_finds(algorithm: str, steps: Any, tmp_path: Pat
         "eval": {"every": 2},
         "clusters": KEYS["clusters"] | {"order": "balanced"},
         "server": {"optimizer": "round_momentum"},
+        "pluralistic": {},
     }
     if algorithm == "scaffold":
         sections |= {"aggregation": {"name": "norm_clip", "times": 0.9, "bucketing": 2}}
@@ -63,8 +64,8 @@ def test_two_ranks_find_what_one_finds(algorithm: str, steps: Any, tmp_path: Pat
     assert done.returncode == 0, done.stderr[-3000:]
     assert essence(tmp_path / "together") == essence(tmp_path / "alone")
     assert norms(tmp_path / "together") == norms(tmp_path / "alone")
-    scores = [(tmp_path / name / "devices.parquet").read_bytes() for name in ("alone", "together")]
-    assert scores[0] == scores[1]
+    for name in ("devices.parquet", "cluster-0.safetensors", "cluster-2.safetensors"):
+        assert (tmp_path / "together" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
     assert done.stdout.count("after 4 rounds") == 1
 
 
