@@ -75,13 +75,19 @@ class Aggregate:
 @dataclass(frozen=True)
 class Time:
     """Simulated time since the start in milliseconds, how much of it no device worked, and the numbers of devices
-    lost, devices late, and cycles that failed. All 0 in a run without a clock."""
+    lost, devices late, and cycles that failed. All 0 in a run without a clock. `past` has the times at which
+    W_{t - 1}, W_{t - 2}, ... were there, where cycles overlap."""
 
     now: int = 0
     idle: int = 0
     dropped: int = 0
     late: int = 0
     failed: int = 0
+    past: tuple[int, ...] = ()
+
+    def available(self, staleness: int) -> int:
+        """When W_{t - staleness} was there."""
+        return (self.now, *self.past)[staleness]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcluster.algorithms import pair_balance, pluralistic
+from fedcluster.algorithms import overlap, pair_balance, pluralistic
 from fedcluster.algorithms.centralized import Centralized
 from fedcluster.algorithms.fedavg import FedAvg, LocalRule
 from fedcluster.algorithms.server_optimizers import ServerOptimizer
@@ -73,6 +73,8 @@ def first_state(
     if by_cluster:
         server |= pluralistic.initial_server_state(state)
     state = replace(state, server=server)
+    if schedule is not None:
+        state = overlap.first_state(state, algorithm, schedule.options.overlap)
     return replace(state, norms={name: () for phase in algorithm.phases for name in phase.upload_spec(state)})
 
 

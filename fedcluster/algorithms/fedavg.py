@@ -47,6 +47,10 @@ class FedAvg:
         """The phases of a cycle, each one download and one upload. Most algorithms have one."""
         return (self,)
 
+    def overlap_fault(self) -> str | None:
+        """Why cycles of this algorithm cannot overlap."""
+        return None
+
     def objective(self, loss: Objective) -> Objective:
         """What a device minimises, given the task's loss, both as functions of (module, x, y)."""
         return loss

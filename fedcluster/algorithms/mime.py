@@ -84,6 +84,11 @@ class MimeLite(FedAvg):
     def local_optimizers(cls, options: Section) -> tuple[str, ...]:
         return "sgd", "momentum", "adam"
 
+    def overlap_fault(self) -> str | None:
+        if self.local.optimizer == "sgd" or not self.local.l2:
+            return None
+        return "mimelite would take weight decay at another model than gradients: remove local.weight_decay"
+
     def initial_server_state(self, start: State) -> Tensors:
         zeros = torch.zeros_like(start.w)
         kinds = {"sgd": {}, "momentum": {"m": zeros}, "adam": {"m": zeros, "v": zeros, "t": zeros[:1]}}

@@ -49,6 +49,11 @@ class Scaffold(FedAvg):
         assert isinstance(options, Scaffold.Options)
         return ("sgd",) if options.option == "II" else LOCAL_OPTIMIZERS
 
+    def overlap_fault(self) -> str | None:
+        if self.options.reset == "never":
+            return None
+        return 'algorithm.reset = "round" resets variates that cycles of the round before still use: use "never"'
+
     def initial_server_state(self, start: State) -> Tensors:
         return {"variate": torch.zeros_like(start.w)}
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -140,7 +141,7 @@ def advise(
 
 def survey_fleet(experiment: Experiment, display: Display, workers: int) -> "ClusteringEvaluator":
     """Survey the fleet with the model at W_0. One cluster is enough: a survey does not depend on the clustering."""
-    one_cluster = {"method": "fedcluster", "clusters.method": "random", "clusters.count": 1}
+    one_cluster = {"method": "fedcluster", "clusters.method": "random", "clusters.count": 1, "clusters.overlap": 0}
     setup = prepare(experiment.override(**one_cluster), display.say, track=display.track)
     flat_models = [FlatModel(setup.flat_model.module, objective=setup.task.objective) for _ in range(workers)]
     w = setup.start.model
@@ -217,7 +218,8 @@ def run_pilots(experiment: Experiment, counts: list[int], out: Path, workers: in
     given = experiment.clusters.count or 1
 
     def job(M: int, lr: float, seed: int) -> Job:
-        keys = {"seed": seed, "rounds": rounds, "clusters.count": M, "local.lr": lr, "method": "fedcluster"}
+        keys: dict[str, Any] = {"seed": seed, "rounds": rounds, "local.lr": lr, "method": "fedcluster"}
+        keys |= {"clusters.count": M, "clusters.overlap": min(experiment.clusters.overlap, M - 1)}
         return Job(f"pilot-M{M}-lr{lr:g}-seed{seed}", experiment.override(**keys))
 
     first_rates = {M: float(f"{experiment.local.lr * math.sqrt(given / M):.3g}") for M in counts}

@@ -35,7 +35,8 @@ class Methods:
         """The experiment by another method. FedAvg has one cluster of all devices."""
         keys: dict[str, Any] = {"seed": seed, "local.lr": lr, "method": "fedcluster"}
         if method == "fedavg":
-            one_cluster = {"method": "random", "count": 1, "soft": False, "participation": self.participation[seed]}
+            one_cluster = {"method": "random", "count": 1, "soft": False, "overlap": 0}
+            one_cluster["participation"] = self.participation[seed]
             keys |= {f"clusters.{key}": value for key, value in one_cluster.items()}
         if method == "centralized":
             keys |= {"method": "centralized"}

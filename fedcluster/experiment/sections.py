@@ -128,6 +128,7 @@ class Clusters(Part):
     count: Annotated[int, Field(ge=1, le=10**6)] | None = None
     order: Literal["cyclic", "reshuffle", "once", "random", "balanced"] = "reshuffle"
     weighting: Literal["cluster", "sample"] = "cluster"
+    overlap: Annotated[int, Field(ge=0, le=1000)] = 0
     participation: Annotated[float, Field(gt=0, le=1)] = 0.1
 
     def __init__(self, **keys: Any) -> None:  # any key: the clustering declares its own

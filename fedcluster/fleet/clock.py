@@ -1,6 +1,7 @@
 """The clock: simulated time, in whole milliseconds from midnight UTC of the fleet's day.
 
-One rule for every method; FedAvg is its case of one cluster. A cycle opens when the one before it is over. Its cohort,
+One rule for every method; FedAvg is its case of one cluster. A cycle opens when the model that it starts from is there:
+when the one before it is over or, where cycles overlap (see `algorithms.overlap`), when an earlier one is. Its cohort,
 `over_select` times the devices wanted, is drawn from the whole cluster, free or not: the draw never depends on the
 time. Every device begins when it is next free, and needs
 
@@ -30,7 +31,8 @@ from fedcluster.state import Time
 class CycleOutcome:
     """How a cycle goes. `started`: the cycle with the devices that download and begin to train. `reported`: with those
     whose updates are in when the cycle is over; none if it failed. `dropped` and `stragglers`: devices that left, and
-    devices that were still training or had not begun. `time`: the simulated time when the cycle is over."""
+    devices that were still training or had not begun. `time`: the simulated time when the cycle, and every one before
+    it, is over."""
 
     started: Cycle
     reported: Cycle
@@ -54,7 +56,7 @@ class Clock:
         self.deadline = FOREVER if options.deadline is None else round(options.deadline * 1000)
 
     def outcome(self, cycle: Cycle, time: Time) -> CycleOutcome:
-        cohort, opened, trace = cycle.cohort, time.now, self.fleet.known.availability
+        cohort, opened, trace = cycle.cohort, time.available(cycle.staleness), self.fleet.known.availability
         starts = np.full(len(cohort), opened) if trace is None else trace.next_free(cohort, opened)
         ends = starts + self.work(cycle.round, cohort)
         leaves = np.full(len(cohort), FOREVER) if trace is None else trace.free_until(cohort, starts)
@@ -71,17 +73,19 @@ class Clock:
         lost &= ~never & (leaves <= over)
         late = ~lost
         late[first] = False
-        failed = len(first) < self.options.min_updates
+        failed, now = len(first) < self.options.min_updates, max(over, time.now)
+        worked = busy(np.maximum(starts, time.now), np.minimum(np.minimum(leaves, ends), over))
         return CycleOutcome(
             started=select_devices(cycle, np.flatnonzero(starts < max(over, opened + 1))),
             reported=select_devices(cycle, first[:0] if failed else first),
             time=replace(
                 time,
-                now=over,
-                idle=time.idle + over - opened - busy(starts, np.minimum(np.minimum(leaves, ends), over)),
+                now=now,
+                idle=time.idle + now - time.now - worked,
                 dropped=time.dropped + int(lost.sum()),
                 late=time.late + int(late.sum()),
                 failed=time.failed + failed,
+                past=(time.now, *time.past)[: len(time.past)],
             ),
             opened=opened,
             dropped=cohort[lost],

@@ -1,6 +1,7 @@
-"""The schedule: which cluster trains in each cycle, and with which devices. A pure function of (seed, round)."""
+"""The schedule: which cluster trains in each cycle, with which devices, from which model. A pure function of (seed,
+round)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +17,8 @@ class Cycle:
     """One cycle of a cluster: its cohort S_K^(j), with the weights p_k and the sample counts of the cohort's devices.
 
     `wanted` updates end it; more devices are asked only where some are expected not to report. `scale` multiplies the
-    learning rate: with `clusters.weighting = "sample"` it is M q_K."""
+    learning rate: with `clusters.weighting = "sample"` it is M q_K. The cohort of cycle t downloads W_{t - staleness},
+    see `algorithms.overlap`."""
 
     round: int
     cycle: int
@@ -26,6 +28,7 @@ class Cycle:
     samples: Ints
     wanted: int = 0
     scale: float = 1.0
+    staleness: int = 0
 
     def samples_of(self, device: int) -> int:
         """The number of samples of a device of the cohort."""
@@ -83,6 +86,16 @@ def cohort_sizes(participation: float, sizes: Ints) -> Ints:
     return cohorts
 
 
+def staleness(cycle: Cycle, before: list[Cycle]) -> int:
+    """How many cycles behind the model is that the cohort downloads, given the cycles that overlap with this one, the
+    latest one last. A device trains for one cycle at a time: a cycle waits for an earlier one with a device of its
+    cohort, and downloads the model that came of it."""
+    for number, earlier in enumerate(reversed(before)):
+        if np.isin(cycle.cohort, earlier.cohort).any():
+            return number
+    return len(before)
+
+
 class Schedule:
     """M cycles make one round; every device is in at most one cohort a round."""
 
@@ -106,17 +119,27 @@ class Schedule:
 
     def round(self, j: int, order: Ints | None = None) -> list[Cycle]:
         """The cycles of round j. `order`, where it depends on training, takes the place of the schedule's own."""
+        cycles, overlap = self.cycles(j, order, self.attempt), self.options.overlap
+        if not overlap:
+            return cycles
+        before = self.cycles(j - 1)[-overlap:] if j else []
+        return [
+            replace(cycle, staleness=staleness(cycle, [*before, *cycles[: cycle.cycle]][-overlap:])) for cycle in cycles
+        ]
+
+    def cycles(self, j: int, order: Ints | None = None, attempt: int = 0) -> list[Cycle]:
+        """The cycles of round j without their staleness. `attempt` counts how often the round has failed."""
         clusters = self.clusters
         if registry.find(self.options).every_round:
             clusters = build(self.options, self.fleet, self.seed, round=j)
         members = clusters.members_in(j, self.seed)
         scales = self.scales(members)
         if self.options.order == "random":
-            return self.random_order(j, members, scales)
+            return self.random_order(j, members, scales, attempt)
         order = self.order(j) if order is None else order
         wanted = cohort_sizes(self.options.participation, np.array([len(members[K]) for K in order]))
         return [
-            self.cycle(j, position, int(K), members[K], int(wanted[position]), float(scales[K]))
+            self.cycle(j, position, int(K), members[K], int(wanted[position]), float(scales[K]), attempt)
             for position, K in enumerate(order)
         ]
 
@@ -128,7 +151,7 @@ class Schedule:
         scales: Floats = len(q) * q / q.sum()
         return scales
 
-    def random_order(self, j: int, members: list[Ints], scales: Floats) -> list[Cycle]:
+    def random_order(self, j: int, members: list[Ints], scales: Floats, attempt: int) -> list[Cycle]:
         """M cycles whose clusters are drawn with replacement, from those that have enough devices left: a device takes
         part at most once a round."""
         sizes = np.array([len(devices) for devices in members])
@@ -136,7 +159,7 @@ class Schedule:
         rng, left, cycles = stream(self.seed, "order", j), [*members], list[Cycle]()
         for position in range(len(members)):
             K = int(rng.choice(np.flatnonzero([len(left[K]) >= wanted[K] for K in range(len(left))])))
-            cycles.append(self.cycle(j, position, K, left[K], int(wanted[K]), float(scales[K]), position))
+            cycles.append(self.cycle(j, position, K, left[K], int(wanted[K]), float(scales[K]), attempt, position))
             left[K] = np.setdiff1d(left[K], cycles[-1].cohort, assume_unique=True)
         return cycles
 
@@ -147,15 +170,14 @@ class Schedule:
         cluster: int,
         members: Ints,
         wanted: int,
-        scale: float = 1.0,
+        scale: float,
+        attempt: int,
         draw: int | None = None,
     ) -> Cycle:
         """Sample as many of the cluster uniformly. `draw` tells a round's draws from one cluster apart."""
         asked = min(len(members), int(np.ceil(round(self.over_select * wanted, 6))))
         role = "cohort" if draw is None else f"cohort {draw}"
-        chosen = stream(self.seed, role, j, cluster, self.attempt).choice(
-            len(members), asked, replace=False, shuffle=False
-        )
+        chosen = stream(self.seed, role, j, cluster, attempt).choice(len(members), asked, replace=False, shuffle=False)
         cohort = members[np.sort(chosen)]
         return Cycle(j, position, cluster, cohort, self.fleet.weights[cohort], self.fleet.sizes[cohort], wanted, scale)
 

@@ -286,10 +286,9 @@ class RegistrySchedule(Schedule):
         )
         self.registry = registry
 
-    def round(self, j: int, order: Ints | None = None) -> list[Cycle]:
+    def cycles(self, j: int, order: Ints | None = None, attempt: int = 0) -> list[Cycle]:
         now = Schedule(self.options, self.registry.fleet(j), self.registry.clusters(j), self.seed)
-        now.attempt = self.attempt
-        return now.round(j, order)
+        return now.cycles(j, order, attempt)
 
     def name(self, k: int) -> str:
         return self.registry.entries[k].device

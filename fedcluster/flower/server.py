@@ -93,6 +93,8 @@ def check(experiment: Experiment) -> None:
         raise BadExperiment(
             "[clock] simulates time, and a federation runs in real time: remove it, or use fedcluster run"
         )
+    if experiment.clusters.overlap:
+        raise BadExperiment("clusters.overlap: clusters of a federation train one after another: leave it out")
     if clusterings.needs(experiment.clusters) == "gradients":
         raise BadExperiment(
             'clusters.features = "gradients" needs all data in one place: use "labels", and join with --tell-labels'

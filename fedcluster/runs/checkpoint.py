@@ -40,6 +40,7 @@ class SimulatedTime(BaseModel):
     dropped: Natural = 0
     late: Natural = 0
     failed: Natural = 0
+    past: list[Natural] = []
 
 
 class Prefix(BaseModel):
@@ -209,7 +210,9 @@ def restore(
         raise OtherRun("of another run")
     if tensors_digest != position.tensors:
         raise ValueError("torn or altered (the digest of its tensors does not match)")
-    if position.cycle > cycles or set(position.counts) != set(COUNTS) or position.norms.keys() != start.norms.keys():
+    overlap = len(position.time.past) == len(start.time.past)
+    known = set(position.counts) == set(COUNTS) and position.norms.keys() == start.norms.keys()
+    if position.cycle > cycles or not overlap or not known:
         raise ValueError("not of this experiment")
     try:
         with safe_open(path.with_suffix(".safetensors"), framework="pt") as tensors:
@@ -218,7 +221,7 @@ def restore(
         raise ValueError(f"unreadable ({error})") from None
     ledger = Ledger(devices)
     ledger.restore(book, position.counts)
-    time = Time(**position.time.model_dump())
+    time = Time(**position.time.model_dump() | {"past": tuple(position.time.past)})
     norms = {name: tuple(medians[-NORM_WINDOW:]) for name, medians in position.norms.items()}
     state = State(model, server, device_states, position.round, position.cycle, time, start.size, norms, start.cycles)
     return Stored(state, ledger, position.seconds, position.record)

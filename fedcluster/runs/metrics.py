@@ -84,6 +84,7 @@ class Record:
             **({"too_few": too_few} if too_few else {}),
             **({"no_sum": no_sum} if no_sum else {}),
             **({"faults": self.ledger.faults} if self.ledger.faults else {}),
+            **({"staleness": cycle.staleness} if cycle.staleness else {}),
             **(simulated(outcome) if self.timed else {}),
         }
         self.cycles.append(line)

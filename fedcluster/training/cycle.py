@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedcluster.algorithms import FedAvg, pair_balance, pluralistic
+from fedcluster.algorithms import FedAvg, overlap, pair_balance, pluralistic
 from fedcluster.algorithms.aggregation.robust import Cohort, TooFewUpdates
 from fedcluster.fleet.clock import CycleOutcome, all_report, select_devices
 from fedcluster.fleet.schedule import Cycle
@@ -47,6 +47,7 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     outcome = setup.clock.outcome(cycle, state.time) if setup.clock else all_report(cycle, state.time)
     before, cycle, phases = state, outcome.reported, setup.algorithm.phases
     rows = ledger.rows(outcome.started.cohort) if setup.min_updates else []
+    depth, kept = setup.schedule.options.overlap, Tensors()
     device_states = {k: state.devices[k] for k in cycle.cohort.tolist() if k in state.devices}
     received = setup.rates.local(cycle)
     furthest: list[divergence.Moved] = []
@@ -54,6 +55,8 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     failed: str | None = None
     for number, phase in enumerate(phases):  # nearly every algorithm has one
         sent, upload_spec = phase.broadcast(state), phase.upload_spec(state)
+        kept |= overlap.remember(state, sent, depth)
+        sent = overlap.download(state, sent, cycle, depth)
         sent = sent if number else received | sent
         received = received | sent  # a device keeps what it was sent earlier in the cycle
         ledger.send(cycle if number else outcome.started, sent, number)
@@ -87,7 +90,7 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
         state = pair_balance.step(before, state, cycle)
     if setup.experiment.pluralistic is not None:
         state = pluralistic.step(setup.experiment.pluralistic, before, state, cycle)
-    state = replace(state, cycle=cycle.cycle + 1, time=outcome.time)
+    state = replace(state, server=state.server | kept, cycle=cycle.cycle + 1, time=outcome.time)
     return CycleResult(state, outcome, furthest, undone, too_few, failed)
 
 
@@ -106,16 +109,17 @@ def run_phase(
     experiment, upload_spec = setup.experiment, phase.upload_spec(state)
     bound = experiment.accept.max_movement if setup.devices else math.inf
     lr, steps = learning_rate(experiment.local, received), usual_steps(experiment.local, cycle)
-    norms = Norms(bound, state, received, upload_spec, lr, steps, setup.task.first_gradients)
+    seen = overlap.downloaded(state, cycle, received)
+    norms = Norms(bound, seen, received, upload_spec, lr, steps, setup.task.first_gradients)
     if setup.secure is not None and upload_spec:
         state, accepted = run_secure_phase(setup, ledger, state, cycle, received, phase, number, device_states, norms)
         return state, accepted, []
     uploads = ledger.receive(setup.executor.train(cycle, received, number, device_states), cycle, upload_spec, number)
     accepted = set()
     updates = collect_devices(accept(uploads, cycle, upload_spec, ledger.refuse, norms), accepted)
-    aggregate = run_aggregation(setup, state, updates, cycle, received, phase, number)
+    aggregate = run_aggregation(setup, seen, updates, cycle, received, phase, number)
     if aggregate is not None:
-        state = phase.combine(state, aggregate, cycle)
+        state = phase.combine(state, overlap.move(aggregate, state, cycle, received), cycle)
         ledger.discarded += aggregate.discarded
     measured = all_gather_norms(norms.kept, cycle.cohort, upload_spec)
     furthest = [divergence.Moved(*one, cycle.cycle) for one in norms.furthest(measured)]

@@ -9,7 +9,7 @@ the mean to it; `state.norms` has the norms of means.
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from fedcluster.algorithms import FedAvg
+from fedcluster.algorithms import FedAvg, overlap
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs.ledger import Ledger
 from fedcluster.secure_aggregation import integers
@@ -68,7 +68,7 @@ def run_secure_phase(
     if setup.transforms:
         changed = setup.transforms.on_aggregate(mean.message, received, number, cycle.round, cycle.cycle)
         mean = Aggregate(changed, mean.weight)
-    state = phase.combine(state, mean, cycle)
+    state = phase.combine(state, overlap.move(mean, state, cycle, received), cycle)
     return replace(state, norms=state.norms | norms.after({devices[0]: found})), {numbers[name] for name in sum_.masked}
 
 

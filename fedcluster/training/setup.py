@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedcluster import algorithms
+from fedcluster.algorithms import overlap
 from fedcluster.algorithms.aggregation import checks as aggregation
 from fedcluster.algorithms.transforms import Transforms
 from fedcluster.data import sources
@@ -104,7 +105,8 @@ def prepare(
     sample, held_out = partition.pooled(SAMPLE, seed), partition.held_out
     if central:
         partition = pool(partition, dataset, seed)
-        schedule = Schedule(options, fleets.Fleet(partition.sizes), Clusters(np.zeros(1, np.int32), 1), seed)
+        alone = options.model_copy(update={"overlap": 0})
+        schedule = Schedule(alone, fleets.Fleet(partition.sizes), Clusters(np.zeros(1, np.int32), 1), seed)
     setup = assemble(
         experiment,
         trainer,
@@ -148,6 +150,7 @@ def assemble(
             f'clusters.method = "{experiment.clusters.method}" draws clusters anew in every round, and [pluralistic] '
             "needs clusters that keep their devices: use another method, or remove [pluralistic]"
         )
+    overlap.check(schedule.options, algorithm, schedule.clusters.count)
     optimizer = None if experiment.method == "centralized" else algorithms.optimizer(experiment.server)
     start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size, schedule, by_cluster)
     aggregation.check(experiment.aggregation, algorithm, start, schedule)

@@ -44,20 +44,28 @@ def launch(folder: Path, words: list[str]) -> "subprocess.CompletedProcess[str]"
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "steps"),
-    [("fedavg", 10), ("scaffold", 10), ("vrl_sgd", [3, 6]), ("local_ghbm", 10), ("tests.rank_faults:Astray", 10)],
+    ("algorithm", "steps", "cycling"),
+    [
+        ("fedavg", 10, {"order": "balanced"}),
+        ("scaffold", 10, {"order": "balanced"}),
+        ("vrl_sgd", [3, 6], {"order": "balanced"}),
+        ("local_ghbm", 10, {"overlap": 2}),
+        ("tests.rank_faults:Astray", 10, {"order": "balanced"}),
+    ],
 )
-def test_two_ranks_find_what_one_finds(algorithm: str, steps: Any, tmp_path: Path) -> None:
+def test_two_ranks_find_what_one_finds(algorithm: str, steps: Any, cycling: dict[str, Any], tmp_path: Path) -> None:
     local = KEYS["local"] | {"algorithm": algorithm, "steps": steps}
     sections: dict[str, Any] = {
         "fleet": KEYS["fleet"] | {"test_share": 0.2},
         "eval": {"every": 2},
-        "clusters": KEYS["clusters"] | {"order": "balanced"},
+        "clusters": KEYS["clusters"] | cycling,
         "server": {"optimizer": "round_momentum"},
         "pluralistic": {},
     }
     if algorithm == "scaffold":
         sections |= {"aggregation": {"name": "norm_clip", "times": 0.9, "bucketing": 2}}
+    if "overlap" in cycling:
+        sections["clock"] = {"dropout": 0.2}
     experiment = fedcluster.Experiment(**KEYS | sections | {"rounds": 4, "local": local})
     fedcluster.run(experiment, tmp_path / "alone", display=Display())
     done = torchrun(experiment, tmp_path / "together")

@@ -129,10 +129,11 @@ def broadcast_state(state: State, initial_device_state: Tensors) -> State:
     """Rank 0's state, on all ranks. A device without a state yet has `initial_device_state`."""
     if not distributed.is_initialized():
         return state
-    where = [state.round, state.cycle, len(state.devices), *astuple(state.time)]
+    *numbers, times = astuple(state.time)
+    where = [state.round, state.cycle, len(state.devices), *numbers, *times]
     position = torch.tensor(where, dtype=torch.int64, device=state.model.device)
     distributed.broadcast(position, 0)
-    round, cycle, count, *time = position.tolist()
+    round, cycle, count, now, idle, dropped, late, failed, *past = position.tolist()
     known = torch.tensor(sorted(state.devices) or [0] * count, dtype=torch.int64, device=state.model.device)
     if count:
         distributed.broadcast(known, 0)
@@ -149,7 +150,7 @@ def broadcast_state(state: State, initial_device_state: Tensors) -> State:
         devices=device_states,
         round=round,
         cycle=cycle,
-        time=Time(*time),
+        time=Time(now, idle, dropped, late, failed, tuple(past)),
         norms=norms,
     )
 
