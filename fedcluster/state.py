@@ -64,12 +64,13 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Aggregate:
-    """The result of an aggregator: one message, the sum of the weights of the updates, and the devices whose updates it
-    discarded or changed, with a few words on how."""
+    """The result of an aggregator: one message, the sum of the weights of the updates, the devices whose updates it
+    discarded or changed, with a few words on how, and what it changes of the server's state."""
 
     message: Tensors
     weight: float
     discarded: tuple[tuple[int, str], ...] = ()
+    kept: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

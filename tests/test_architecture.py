@@ -12,7 +12,8 @@ import pytest
 import fedcluster
 
 ROOT = Path(fedcluster.__file__).parent
-ORDER = ["", "data", "fleet", "models", "algorithms", "secure_aggregation", "runs", "training", "analysis", "cli"]
+ORDER = ["", "data", "fleet", "models", "algorithms", "privacy", "secure_aggregation", "runs", "training"]
+ORDER += ["analysis", "cli"]
 ROOT_FOLDERS = {"experiment"}  # packages that belong to the root, with the package's own files
 ENTRANCES = {"__init__.py", "__main__.py"}  # they name everything, and import it late
 ONLY_IN = {
@@ -21,6 +22,7 @@ ONLY_IN = {
     "rich": ("runs/progress.py", "cli/"),
     "matplotlib": ("figures.py", "plots.py"),
     "flwr": ("flower/",),
+    "dp_accounting": ("privacy/accounting.py",),
 }
 
 

@@ -34,10 +34,10 @@ class UpdateTransform:
 
 
 class Transforms:
-    """The transforms of an experiment in order, with their random streams."""
+    """The transforms of an experiment in order, then those of the program's own, with their random streams."""
 
-    def __init__(self, transforms: Sequence[Any] = (), seed: int = 0) -> None:
-        self.transforms, self.seed = [find(given) for given in transforms], seed
+    def __init__(self, transforms: Sequence[Any] = (), seed: int = 0, own: Sequence[UpdateTransform] = ()) -> None:
+        self.transforms, self.seed = [*map(find, transforms), *own], seed
 
     def __bool__(self) -> bool:
         return bool(self.transforms)

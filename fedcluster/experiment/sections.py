@@ -334,14 +334,72 @@ class Clock(Section):
 
 
 class Privacy(Section):
-    """What the server may learn of a device.
+    """What the server, and whoever sees the models, may learn of a device.
 
-    With `secure_aggregation` it learns the sum of a cohort's updates and no single one. More than the share `threshold`
-    of a cohort, and at least `min_cohort` devices, have to stay until the end of a cycle; no sum is of fewer."""
+    With `secure_aggregation` the server learns the sum of a cohort's updates and no single one. More than the share
+    `threshold` of a cohort, and at least `min_cohort` devices, have to stay until the end of a cycle; no sum is of
+    fewer.
+
+    With `epsilon`, the budget of the whole run, or `noise_multiplier`, z, the models may depend on any one device by
+    (epsilon, delta) at most. A device's movement is clipped to the norm `clip`, or to one that follows the median
+    movement. `bands` is the number of cycles over which noise of the mechanism "banded" is correlated; left out, it is
+    the number of clusters. `sampling` is "poisson" unless the mechanism is "local". Clusters that are made from labels
+    or gradients leak outside epsilon, and are refused unless `allow_leaky_clusters`."""
 
     secure_aggregation: bool = False
     threshold: Annotated[float, Field(ge=0.5, lt=1)] = 2 / 3
     min_cohort: Annotated[int, Field(ge=3, le=10_000)] = 3
+    epsilon: Positive | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    clip: Annotated[float, Field(gt=0)] | Literal["adaptive"] | None = None
+    noise_multiplier: NonNegative | None = None
+    mechanism: Literal["gaussian", "banded", "local"] = "gaussian"
+    sampling: Literal["poisson", "fixed"] | None = None
+    bands: Count | None = None
+    allow_leaky_clusters: bool = False
+
+    @model_validator(mode="after")
+    def keys_fit(self) -> "Privacy":
+        if not self.differential:
+            for key in DIFFERENTIAL:
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(f"has {key}, but no noise: give epsilon, or noise_multiplier")
+            return self
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ValueError("has both epsilon and noise_multiplier, and each follows from the other: give one of them")
+        for key in ("delta", "clip"):
+            if getattr(self, key) is None:
+                raise ValueError(f"has no {key}: {NEEDED[key]}")
+        if isinstance(self.clip, float) and math.isinf(self.clip) and self.noise_multiplier != 0:
+            raise ValueError(".clip = inf is not allowed with noise, which is in proportion to it: give a number")
+        if self.clip == "adaptive" and (self.noise_multiplier == 0 or self.mechanism == "local"):
+            raise ValueError(
+                '.clip = "adaptive" needs noise of the server: give a number with mechanism = "local" or without noise'
+            )
+        if self.bands is not None and self.mechanism != "banded":
+            raise ValueError(f'has bands = {self.bands}, an option of mechanism = "banded": remove it, or change that')
+        if self.mechanism == "local" and self.sampling == "poisson":
+            raise ValueError('.sampling = "poisson" gains nothing with mechanism = "local": remove it')
+        if self.mechanism == "banded" and self.sampling == "fixed":
+            raise ValueError('.mechanism = "banded" is proven for sampling = "poisson" only: remove sampling')
+        return self
+
+    @property
+    def differential(self) -> bool:
+        """Whether there is differential privacy at all."""
+        return self.epsilon is not None or self.noise_multiplier is not None
+
+    @property
+    def poisson(self) -> bool:
+        """Whether every device of a cluster takes part with the same probability, independently of the others."""
+        return self.sampling == "poisson" or (self.sampling is None and self.mechanism != "local")
+
+
+DIFFERENTIAL = ("delta", "clip", "mechanism", "sampling", "bands", "allow_leaky_clusters")
+NEEDED = {
+    "delta": "choose one well below 1 / (number of devices)",
+    "clip": 'give the norm to which movements are clipped, or "adaptive"',
+}
 
 
 class Eval(Section):

@@ -1,7 +1,8 @@
 """The schedule: which cluster trains in each cycle, with which devices, from which model. A pure function of (seed,
 round)."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,7 +19,8 @@ class Cycle:
 
     `wanted` updates end it; more devices are asked only where some are expected not to report. `scale` multiplies the
     learning rate: with `clusters.weighting = "sample"` it is M q_K. The cohort of cycle t downloads W_{t - staleness},
-    see `algorithms.overlap`."""
+    see `algorithms.overlap`. `expected` is the mean size of the cohort over the draws, which is that of every draw
+    unless `sampling` is Poisson."""
 
     round: int
     cycle: int
@@ -29,6 +31,7 @@ class Cycle:
     wanted: int = 0
     scale: float = 1.0
     staleness: int = 0
+    expected: float = 0.0
 
     def samples_of(self, device: int) -> int:
         """The number of samples of a device of the cohort."""
@@ -96,17 +99,36 @@ def staleness(cycle: Cycle, before: list[Cycle]) -> int:
     return len(before)
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How cohorts are drawn under differential privacy: by a seed of their own, which devices of a federation do not
+    know, and with `poisson` each device with the same probability, independently of the others. Devices have equal
+    weights. `repeats` says how often a cycle, (round, cluster), was already released by a run that was then stopped: it
+    is drawn anew."""
+
+    seed: int
+    poisson: bool
+    repeats: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+
 class Schedule:
     """M cycles make one round; every device is in at most one cohort a round."""
 
     def __init__(
-        self, options: sections.Clusters, fleet: Fleet, clusters: Clusters, seed: int, over_select: float = 1.0
+        self,
+        options: sections.Clusters,
+        fleet: Fleet,
+        clusters: Clusters,
+        seed: int,
+        over_select: float = 1.0,
+        sampling: Sampling | None = None,
     ) -> None:
         self.options = options
         self.fleet = fleet
         self.clusters = clusters
         self.seed = seed
         self.over_select = over_select
+        self.sampling = sampling
         self.attempt = 0  # to take the round
 
     def order(self, j: int) -> Ints:
@@ -175,16 +197,37 @@ class Schedule:
         draw: int | None = None,
     ) -> Cycle:
         """Sample as many of the cluster uniformly. `draw` tells a round's draws from one cluster apart."""
+        if self.sampling is not None:
+            return self.private_cycle(self.sampling, j, position, cluster, members, wanted)
         asked = min(len(members), int(np.ceil(round(self.over_select * wanted, 6))))
         role = "cohort" if draw is None else f"cohort {draw}"
         chosen = stream(self.seed, role, j, cluster, attempt).choice(len(members), asked, replace=False, shuffle=False)
         cohort = members[np.sort(chosen)]
-        return Cycle(j, position, cluster, cohort, self.fleet.weights[cohort], self.fleet.sizes[cohort], wanted, scale)
+        weights, samples = self.fleet.weights[cohort], self.fleet.sizes[cohort]
+        return Cycle(j, position, cluster, cohort, weights, samples, wanted, scale, expected=wanted)
+
+    def private_cycle(
+        self, sampling: Sampling, j: int, position: int, cluster: int, members: Ints, wanted: int
+    ) -> Cycle:
+        """The same under differential privacy."""
+        expected = self.options.participation * len(members) if sampling.poisson else float(wanted)
+        rng = stream(sampling.seed, "cohort", j, cluster, sampling.repeats.get((j, cluster), 0))
+        if sampling.poisson:
+            chosen = np.flatnonzero(rng.random(len(members)) < self.options.participation)
+        else:
+            chosen = np.sort(rng.choice(len(members), wanted, replace=False, shuffle=False))
+        cohort = members[chosen]
+        ones, samples = np.ones(len(cohort)), self.fleet.sizes[cohort]
+        return Cycle(j, position, cluster, cohort, ones, samples, len(cohort), expected=expected)
+
+    def cluster_sizes(self, j: int) -> Ints:
+        """The number of devices in each cluster in round j."""
+        return np.array([len(devices) for devices in self.clusters.members_in(j, self.seed)])
 
     def name(self, k: int) -> str:
         """The name of device k, for messages."""
         return name_of(self.fleet.names, k)
 
     def cohort_size(self) -> int:
-        """Updates that make a round, over all clusters."""
-        return sum(cycle.wanted for cycle in self.round(0))
+        """Updates that make a round, over all clusters; with Poisson sampling their mean, to the nearest number."""
+        return round(sum(cycle.expected for cycle in self.round(0)))

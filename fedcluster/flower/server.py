@@ -95,6 +95,8 @@ def check(experiment: Experiment) -> None:
         )
     if experiment.clusters.overlap:
         raise BadExperiment("clusters.overlap: clusters of a federation train one after another: leave it out")
+    if experiment.privacy is not None and experiment.privacy.differential:
+        raise BadExperiment("[privacy] is for simulations so far: remove it, or use fedcluster run")
     if clusterings.needs(experiment.clusters) == "gradients":
         raise BadExperiment(
             'clusters.features = "gradients" needs all data in one place: use "labels", and join with --tell-labels'

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedcluster.algorithms import FedAvg, overlap, pair_balance, pluralistic
+from fedcluster.algorithms.aggregation.registry import Aggregator
 from fedcluster.algorithms.aggregation.robust import Cohort, TooFewUpdates
 from fedcluster.fleet.clock import CycleOutcome, all_report, select_devices
 from fedcluster.fleet.schedule import Cycle
@@ -49,7 +50,7 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     rows = ledger.rows(outcome.started.cohort) if setup.min_updates else []
     depth, kept = setup.schedule.options.overlap, Tensors()
     device_states = {k: state.devices[k] for k in cycle.cohort.tolist() if k in state.devices}
-    received = setup.rates.local(cycle)
+    received = setup.rates.local(cycle) | (setup.privacy.broadcast(state) if setup.privacy else {})
     furthest: list[divergence.Moved] = []
     too_few: int | None = None
     failed: str | None = None
@@ -82,7 +83,8 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     ledger.refusals = all_gather_refusals(ledger.refusals)
     undone = None
     if not divergence.is_finite(state):
-        undone, state = divergence.undone(cycle.cycle, furthest, setup.schedule.name), before
+        undone = divergence.undone(cycle.cycle, furthest, setup.schedule.name)
+        state = setup.privacy.kept(before, state) if setup.privacy else before
     elif device_states:  # the others keep the state that they had before the cycle
         finished = {k: device_states[k] for k in cycle.cohort.tolist() if k in device_states}
         state = replace(state, devices=state.devices | finished)
@@ -107,7 +109,8 @@ def run_phase(
     """One download and upload: the next state, the devices whose updates were accepted, and the update that moved
     furthest. The executor writes what devices keep to `device_states`."""
     experiment, upload_spec = setup.experiment, phase.upload_spec(state)
-    bound = experiment.accept.max_movement if setup.devices else math.inf
+    private = setup.privacy is not None and setup.privacy.central  # its clip bounds updates
+    bound = experiment.accept.max_movement if setup.devices and not private else math.inf
     lr, steps = learning_rate(experiment.local, received), usual_steps(experiment.local, cycle)
     seen = overlap.downloaded(state, cycle, received)
     norms = Norms(bound, seen, received, upload_spec, lr, steps, setup.task.first_gradients)
@@ -121,6 +124,7 @@ def run_phase(
     if aggregate is not None:
         state = phase.combine(state, overlap.move(aggregate, state, cycle, received), cycle)
         ledger.discarded += aggregate.discarded
+        state = replace(state, server=state.server | aggregate.kept)
     measured = all_gather_norms(norms.kept, cycle.cohort, upload_spec)
     furthest = [divergence.Moved(*one, cycle.cycle) for one in norms.furthest(measured)]
     return replace(state, norms=state.norms | norms.after(measured)), accepted, furthest
@@ -141,8 +145,11 @@ def run_aggregation(
         for _ in updates:
             pass
         return None
-    rng = stream(setup.experiment.seed, f"aggregation {number}", cycle.round, cycle.cycle)
-    aggregator = section.find()(spec, section.options, rng)
+    if setup.privacy is not None and setup.privacy.central:
+        aggregator: Aggregator = setup.privacy.aggregator(spec, state, cycle)
+    else:
+        rng = stream(setup.experiment.seed, f"aggregation {number}", cycle.round, cycle.cycle)
+        aggregator = section.find()(spec, section.options, rng)
     if hasattr(aggregator, "start"):
         aggregator.start(Cohort(cycle.cohort.tolist(), received.get("model", state.model), state.norms))
     for update in updates:

@@ -56,6 +56,8 @@ def run_rounds(setup: Setup, record: Record, state: State, callbacks: CallbackLi
         if is_main_rank():
             scores: dict[str, Any] = setup.evaluate(state.model)
             divergence.check(setup, record.cycles, start.round, scores, moved)
+            if setup.privacy is not None:
+                scores |= setup.privacy.line(state.round)
             if by_device is not None:
                 line, scores["by_device"] = by_device
                 callbacks.call("on_devices_evaluated", line, state)

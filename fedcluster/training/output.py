@@ -39,6 +39,13 @@ def begin(setup: Setup, folder: Folder | None, say: Say) -> Begun:
     rounds, cycles, timed = setup.experiment.rounds, setup.clusters.count, setup.clock is not None
     if folder is None:
         return Begun(setup.start, Record(Ledger(setup.devices), timed=timed), {})
+    before = folder.planned_rounds
+    budget = setup.privacy.section.epsilon if setup.privacy else None
+    if budget is not None and before not in (None, rounds):
+        raise BadRun(
+            f"{folder.path}: the noise was chosen to spend epsilon = {budget:g} in {before} rounds, so that more "
+            "rounds would spend more: begin another run with another --out"
+        )
     known = facts(setup, folder.facts(check=False).get("start"))
     folder.begin(known, say)
     if folder.ended:  # and shall train longer
@@ -50,7 +57,7 @@ def begin(setup: Setup, folder: Folder | None, say: Say) -> Begun:
     state, kept = resumed.state, resumed.kept
     if folder.begun:
         say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
-    if (before := folder.planned_rounds) not in (None, rounds) and (state.round or state.cycle):
+    if before not in (None, rounds) and (state.round or state.cycle):
         for key in depends_on_rounds(setup.experiment):
             say(
                 f"{key} depends on the number of rounds: rounds up to {state.round} followed that of {before} rounds, "
@@ -91,6 +98,8 @@ def fingerprints(setup: Setup) -> dict[str, str]:
     }
     if frozen := setup.flat_model.frozen_digest():
         digests["frozen weights"] = frozen
+    if setup.privacy is not None:
+        digests["noise multiplier"] = f"{setup.privacy.noise_multiplier:.9g}"
     if setup.fleet.known.columns():
         digests["fleet"] = setup.fleet.known.digest()
     experiment = setup.experiment

@@ -31,6 +31,9 @@ from fedcluster.models.flat_model import FlatModel, Objective, output_tensor
 from fedcluster.models.kernels import unavailable_reason
 from fedcluster.models.schedules import Rates
 from fedcluster.models.tasks import Task, metrics_of
+from fedcluster.privacy import checks as privacy_checks
+from fedcluster.privacy import mechanism as mechanisms
+from fedcluster.privacy.mechanism import Mechanism
 from fedcluster.reporting import Say, Track, silent, untracked
 from fedcluster.runs.ledger import size
 from fedcluster.secure_aggregation import checks as secure_checks
@@ -71,6 +74,7 @@ class Setup:
     start: State
     initial_device_state: Tensors  # what a device keeps that has not taken part
     devices: int  # on the ledger
+    privacy: Mechanism | None = None
     secure: SecureDevices | None = None  # where the server learns sums of updates only
     min_updates: int = 0  # with fewer a cycle fails, and a round of nothing else is taken again: in a federation
 
@@ -92,9 +96,8 @@ def prepare(
     clusters = build_clusters(experiment, dataset, fleet, partition, say, track)
     if clusters.left_out():
         say(f"{clusters.left_out():,} of {len(fleet):,} devices are in no cluster, so they take no part")
-    schedule = Schedule(
-        options, fleet, clusters, seed, 1.0 if experiment.clock is None else experiment.clock.over_select
-    )
+    over_select = 1.0 if experiment.clock is None else experiment.clock.over_select
+    schedule = Schedule(options, fleet, clusters, seed, over_select, mechanisms.sampling(experiment, seed))
     central = experiment.method == "centralized"
     local = pooled_budget(experiment, fleet, schedule, say) if central else experiment.local
     trainer = build_trainer(experiment, dataset.spec, device, local, precision)
@@ -153,8 +156,12 @@ def assemble(
     overlap.check(schedule.options, algorithm, schedule.clusters.count)
     optimizer = None if experiment.method == "centralized" else algorithms.optimizer(experiment.server)
     start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size, schedule, by_cluster)
+    privacy_checks.check(experiment, schedule, algorithm, start)
     aggregation.check(experiment.aggregation, algorithm, start, schedule)
     secure_checks.check(experiment, algorithm, trainer.transforms, schedule)
+    mechanism = mechanisms.build(experiment, schedule)
+    if mechanism is not None:
+        start = replace(start, server=start.server | mechanism.initial_server_state(start))
     return Setup(
         experiment=experiment,
         dataset=dataset,
@@ -176,6 +183,7 @@ def assemble(
         start=start,
         initial_device_state=algorithm.initial_device_state(flat_model.w, flat_model.size),
         devices=len(schedule.fleet),
+        privacy=mechanism,
     )
 
 
@@ -233,9 +241,11 @@ def build_trainer(
     device: str = "cpu",
     local: Local | None = None,
     precision: str = "float32",
+    secret: int | None = None,
 ) -> Trainer:
     """What trains on a device: the same for the simulator, a worker process, a rank, and a federation's server and
-    devices. `local` replaces the experiment's, for centralized training."""
+    devices. `local` replaces the experiment's, for centralized training. `secret` is the seed of a device's own noise,
+    the experiment's where none is given."""
     local = local or experiment.local
     central = experiment.method == "centralized"
     task = tasks.build(experiment, spec.target)
@@ -249,7 +259,8 @@ def build_trainer(
             f"{PLURALS[task.target]}: use another algorithm"
         )
     flat_model = start_model(experiment, spec, device, algorithm.objective(task.objective), precision)
-    transforms = Transforms(experiment.transforms, experiment.seed)
+    clip = mechanisms.clip_on_device(experiment, experiment.seed if secret is None else secret)
+    transforms = Transforms(experiment.transforms, experiment.seed, clip)
     return Trainer(task, algorithm, flat_model, local, experiment.seed, transforms)
 
 

@@ -35,6 +35,7 @@ from fedcluster.experiment import Experiment
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.optimizers import RATE
 from fedcluster.models.schedules import rate_varies
+from fedcluster.privacy.on_device import CLIP, adapts
 from fedcluster.processes import GUARD, UNGUARDED, defer_interrupts
 from fedcluster.reporting import Say
 from fedcluster.state import State, Tensors, Update
@@ -87,6 +88,7 @@ class Workers:
         self.slots = (AHEAD + 1) * count
         self.buffers: list[PhaseBuffers] = []
         received: Tensors = {RATE: torch.zeros(1)} if rate_varies(experiment) else {}
+        received |= {CLIP: torch.zeros(1)} if adapts(experiment) else {}
         for phase in here.phases:
             received |= phase.broadcast(start)
             sent, kept = shared(self.slots, phase.upload_spec(start)), shared(self.slots, here.initial_device_state)
