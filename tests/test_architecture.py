@@ -19,7 +19,7 @@ ENTRANCES = {"__init__.py", "__main__.py"}  # they name everything, and import i
 ONLY_IN = {
     "torch.distributed": ("training/executors/distributed.py",),
     "ctypes": ("models/kernels/", "allocator.py"),
-    "rich": ("runs/progress.py", "cli/"),
+    "rich": ("runs/progress.py", "runs/bars.py", "cli/"),
     "matplotlib": ("figures.py", "plots.py"),
     "flwr": ("flower/",),
     "dp_accounting": ("privacy/accounting.py",),

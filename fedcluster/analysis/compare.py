@@ -10,7 +10,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedcluster.analysis.jobs import Job, run_all
-from fedcluster.analysis.methods import DEFAULT, METHODS, WITH_CLUSTERS, Methods, describe
+from fedcluster.analysis.methods import WITH_CLUSTERS, Methods, describe
+from fedcluster.analysis.names import DEFAULT_METHODS, METHODS, RATES
 from fedcluster.analysis.tuning import TUNING_SEEDS, best_rates
 from fedcluster.errors import BadExperiment, BadRun, Diverged
 from fedcluster.experiment import Experiment, changes, parse, read
@@ -21,8 +22,6 @@ from fedcluster.processes import leave_if_importing
 from fedcluster.runs.metrics import Line
 from fedcluster.runs.plots import LABELS, X, curves_plot
 from fedcluster.runs.progress import Progress
-
-RATES = ("paper", "equal", "tuned")
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def with_spread(mean: float, deviation: float, str_of: Callable[[float], str]) -
 
 def compare(
     experiment: Experiment,
-    methods: Sequence[str] = DEFAULT,
+    methods: Sequence[str] = DEFAULT_METHODS,
     seeds: int = 3,
     lr: str = "paper",
     target: float | None = None,

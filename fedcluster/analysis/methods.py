@@ -17,8 +17,6 @@ from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.schedule import Schedule, taking_part
 from fedcluster.models import tasks
 
-DEFAULT = ("fedavg", "fedcluster", "centralized")
-METHODS = (*DEFAULT, "minibatch")
 WITH_CLUSTERS = ("fedcluster", "minibatch")
 
 

@@ -1,4 +1,6 @@
-"""What all commands share: their arguments, and errors in one sentence."""
+"""What all commands share: their arguments, sentences that fit the terminal, and errors in one sentence."""
+
+from __future__ import annotations
 
 import errno
 import os
@@ -6,23 +8,65 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
+from fedcluster.cli import completion
 from fedcluster.errors import FedClusterError, Terminated, TooLarge
 from fedcluster.processes import terminable
+from fedcluster.reporting import wrapped
+
+if TYPE_CHECKING:
+    from fedcluster.experiment import Experiment
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the quota, the largest file allowed
 
 LONGEST = 1000  # characters of a message
 
+
+def choice(*names: str) -> Any:
+    """The type of an option whose value is one of these names: checked and completed without any import."""
+    return click.Choice(names)
+
+
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", show_default=False)]
 Overrides = Annotated[
-    list[str] | None, typer.Option("-o", metavar="KEY=VALUE", help="Override a key, e.g. -o clusters.count=5.")
+    list[str] | None,
+    typer.Option(
+        "-o",
+        metavar="KEY=VALUE",
+        help="Override a key, e.g. -o clusters.count=5.",
+        autocompletion=completion.override,
+    ),
 ]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder. Default: a new one under runs/.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
+
+
+def echo(text: str, err: bool = False) -> None:
+    """Print sentences, with lines broken between words where the terminal is narrow."""
+    typer.echo(wrapped(text, sys.stderr if err else sys.stdout), err=err)
+
+
+def reading(what: object) -> None:
+    """Say what the command begins with, before the seconds that imports take. Under torchrun one process says it."""
+    if os.environ.get("RANK", "0") == "0":
+        echo(f"reading {what}", err=True)
+
+
+def load(path: Path, overrides: list[str] | None) -> Experiment:
+    """The experiment of a file, with overrides."""
+    reading(path)
+    from fedcluster.experiment import load
+
+    return load(path, overrides)
+
+
+def need_out(out: Path | None, resume: bool) -> None:
+    if out is None and resume:
+        raise typer.BadParameter("--resume needs --out, the folder of the run to continue")
 
 
 @contextmanager
@@ -33,7 +77,7 @@ def exit_on_error(goes_on: str | None = None) -> Iterator[None]:
         with terminable():
             yield
     except FedClusterError as error:
-        typer.echo(f"fedcluster: {one_line(str(error))}", err=True)
+        echo(f"fedcluster: {one_line(str(error))}", err=True)
         raise typer.Exit(error.exit_code) from None
     except BrokenPipeError:  # whoever read our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -42,16 +86,16 @@ def exit_on_error(goes_on: str | None = None) -> Iterator[None]:
         reason = exhausted(error)
         if reason is None:
             raise
-        typer.echo(f"fedcluster: {reason}", err=True)
+        echo(f"fedcluster: {reason}", err=True)
         raise typer.Exit(TooLarge.exit_code) from None
     except OSError as error:
         then = f"; free some space and continue with {goes_on}" if error.errno in FULL and goes_on else ""
-        typer.echo(f"fedcluster: {error.filename or 'file system'}: {error.strerror or error}{then}", err=True)
+        echo(f"fedcluster: {error.filename or 'file system'}: {error.strerror or error}{then}", err=True)
         raise typer.Exit(5) from None
     except KeyboardInterrupt as error:
         terminated = isinstance(error, Terminated)
         then = f"; progress is saved, continue with {goes_on}" if goes_on else ""
-        typer.echo(f"fedcluster: {'terminated' if terminated else 'interrupted'}{then}", err=True)
+        echo(f"fedcluster: {'terminated' if terminated else 'interrupted'}{then}", err=True)
         raise typer.Exit(Terminated.exit_code if terminated else 130) from None
 
 

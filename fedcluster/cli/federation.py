@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedcluster.cli.common import ExperimentFile, Out, Overrides, Resume, exit_on_error
+from fedcluster.cli.common import ExperimentFile, Out, Overrides, Resume, echo, exit_on_error, load, need_out
 
 
 def serve(
@@ -27,28 +27,24 @@ def serve(
 ) -> None:
     """Train an experiment on devices that join over the network."""
     with exit_on_error("--resume"):
+        need_out(out, resume)
+        check_security(certificates, insecure)
+        where = address(listen)
         need_flower()
-        from fedcluster.experiment import load
-
         described = load(experiment, o)
         from fedcluster.cli.tables import test_scores
         from fedcluster.flower import server
         from fedcluster.flower.setup import ServeOptions
         from fedcluster.runs.directory import fresh
 
-        if out is None and resume:
-            raise typer.BadParameter("--resume needs --out, the folder of the run to continue")
-        check_security(certificates, insecure)
         serve_options = ServeOptions(nodes, wait, deadline, min_updates)
-        result = server.serve(
-            described, address(listen), certificates, out or fresh(experiment.stem), resume, serve_options
-        )
+        result = server.serve(described, where, certificates, out or fresh(experiment.stem), resume, serve_options)
         last = result.history[-1]
-        typer.echo(
+        echo(
             f"{test_scores(last)}{last['round']} rounds, {last['device_updates']:,} device updates, "
             f"{last['refused']:,} refused, {last['elapsed']:.0f} s"
         )
-        typer.echo(f"written: {result.out}")
+        echo(f"written: {result.out}")
 
 
 def join(
@@ -77,7 +73,7 @@ def join(
     ] = None,
     columns: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="An experiment file whose [data] and [task] name this table's columns."),
+        typer.Option(metavar="FILE", help="An experiment file whose \\[data] and \\[task] name this table's columns."),
     ] = None,
     tell_statistics: Annotated[
         bool, typer.Option("--tell-statistics", help="Tell the server count, mean and squares of columns of numbers.")
@@ -89,13 +85,15 @@ def join(
 ) -> None:
     """Join a federation with this machine's data, until interrupted."""
     with exit_on_error():
+        check_security(certificates, insecure)
+        where = address(server)
+        check_zone(timezone)
+        check_hours(slots)
         need_flower()
+        echo(f"device {device} is getting ready", err=True)
         from fedcluster.flower import node
         from fedcluster.flower.device import Identity
 
-        check_security(certificates, insecure)
-        check_zone(timezone)
-        check_hours(slots)
         identity = Identity.of(
             {
                 "device": device,
@@ -112,9 +110,9 @@ def join(
         )
         key = certificates / "devices" / f"{device}.key" if certificates else None
         try:
-            node.join(address(server), identity, certificates, key, lambda text: typer.echo(text, err=True))
+            node.join(where, identity, certificates, key, lambda text: echo(text, err=True))
         except KeyboardInterrupt:
-            typer.echo(f"device {device} has left", err=True)
+            echo(f"device {device} has left", err=True)
 
 
 def certificates(
@@ -131,7 +129,7 @@ def certificates(
         from fedcluster.flower import certificates as maker
 
         maker.make(folder, nodes, ["localhost", "127.0.0.1", "::1", *(host or [])])
-        typer.echo(f"written: {folder}/ca.crt, server.crt, server.key, and devices/0 to {nodes - 1}, valid for a year")
+        echo(f"written: {folder}/ca.crt, server.crt, server.key, and devices/0 to {nodes - 1}, valid for a year")
 
 
 def need_flower() -> None:

@@ -5,24 +5,23 @@ from typing import Annotated
 
 import typer
 
-from fedcluster.cli.common import ExperimentFile, Out, Overrides, exit_on_error
+from fedcluster.cli.common import ExperimentFile, Out, Overrides, echo, exit_on_error, load, reading
 
 
 def partition(experiment: ExperimentFile, o: Overrides = None, out: Out = None) -> None:
     """Show the fleet and its clusters: sizes, weights and labels."""
     with exit_on_error():
-        from fedcluster.cli import tables
-        from fedcluster.experiment import load
-
         described = load(experiment, o)
         from fedcluster.analysis import fleet_report
+        from fedcluster.cli import tables
+        from fedcluster.cli.grid import show
         from fedcluster.runs.directory import fresh
         from fedcluster.runs.progress import Spoken
 
         report = fleet_report.partition(described, Spoken())
         files = fleet_report.write(report, out or fresh(f"partition-{experiment.stem}"))
-        tables.show(tables.devices_table(report))
-        tables.show(tables.clusters_table(report))
+        show(tables.devices_table(report))
+        show(tables.clusters_table(report))
         written(files)
 
 
@@ -48,24 +47,26 @@ def plan(
 ) -> None:
     """Show the timetable of a fleet before training: by time zone or, with a trace, by availability."""
     with exit_on_error():
+        reading(fleet)
         from fedcluster.analysis import plan as plans
         from fedcluster.cli import tables
+        from fedcluster.cli.grid import show
         from fedcluster.runs.directory import fresh
 
         fleet_plan = plans.plan(fleet, availability, count, soft, seed, date, free_seconds, trace_format)
         files = plans.write(fleet_plan, out or fresh(f"plan-{fleet.stem}"))
-        tables.show(tables.plan_table(fleet_plan))
+        show(tables.plan_table(fleet_plan))
         left, devices = fleet_plan.clusters.left_out(), len(fleet_plan.fleet)
         if fleet_plan.coverage is not None:
-            typer.echo(
+            echo(
                 f"{left:,} of {devices:,} devices ({left / devices:.1%}) are never available long enough and are in no "
                 "cluster"
             )
             if fleet_plan.clusters.count < count:
                 empty = count - fleet_plan.clusters.count
-                typer.echo(f"no device is available in {empty} of {count} slots, which have no cluster")
+                echo(f"no device is available in {empty} of {count} slots, which have no cluster")
         if fleet_plan.inequality:
-            typer.echo(fleet_plan.inequality)
+            echo(fleet_plan.inequality)
         written(files)
 
 
@@ -84,14 +85,12 @@ def analyze(
 ) -> None:
     """Measure heterogeneity and the theorem's other constants, and compute its bound."""
     with exit_on_error():
-        from fedcluster.cli import tables
-        from fedcluster.experiment import load
-
-        described = load(experiment, o)
         if epsilon is not None and not 0 < epsilon < float("inf"):
             raise typer.BadParameter("--epsilon must be above 0, and finite")
+        described = load(experiment, o)
         from fedcluster.analysis import analyze as analyses
         from fedcluster.analysis import analyze_report
+        from fedcluster.cli.grid import Grid, show
         from fedcluster.runs.directory import fresh
         from fedcluster.runs.progress import Spoken
         from fedcluster.training.executors.processes import cores
@@ -99,10 +98,10 @@ def analyze(
         analysis = analyses.analyze(described, at, epsilon, Spoken(), cores())
         files = analyze_report.write(analysis, out or fresh(f"analyze-{experiment.stem}"))
         for sentence in [*analyze_report.headline(analysis), *analysis.remarks]:
-            typer.echo(sentence)
+            echo(sentence)
         for table in analyze_report.points_tables(analysis):
-            tables.show(tables.ruled(*table))
-        tables.show(tables.ruled(*analyze_report.bounds_table(analysis)))
+            show(Grid(*table))
+        show(Grid(*analyze_report.bounds_table(analysis)))
         written(files)
 
 
@@ -114,12 +113,10 @@ def advise(
 ) -> None:
     """Recommend a number of clusters and a clustering."""
     with exit_on_error():
-        from fedcluster.cli import tables
-        from fedcluster.experiment import load
-
         described = load(experiment, o)
         from fedcluster.analysis import advise as advisor
         from fedcluster.analysis import advise_report
+        from fedcluster.cli.grid import Grid, show
         from fedcluster.runs.directory import fresh
         from fedcluster.runs.progress import Spoken, stages
         from fedcluster.training.executors.processes import cores
@@ -133,31 +130,32 @@ def advise(
         advice = advisor.advise(described, Spoken(), run_pilots if pilot else None, cores())
         files = advise_report.write(advice, described.clusters.participation, folder)
         for sentence in [*advice.remarks, *advise_report.verdict(advice, described.clusters.participation)]:
-            typer.echo(sentence)
-        tables.show(tables.ruled(*advise_report.table(advice.candidates, str(described.clusters.method))))
+            echo(sentence)
+        show(Grid(*advise_report.table(advice.candidates, str(described.clusters.method))))
         if advice.alternatives:
-            tables.show(tables.ruled(*advise_report.table(advice.alternatives, f"at M = {advice.recommended}")))
+            show(Grid(*advise_report.table(advice.alternatives, f"at M = {advice.recommended}")))
         written(files)
 
 
 def algorithms() -> None:
     """List the federated algorithms: options, what server and devices keep, messages, and papers."""
     with exit_on_error():
+        reading("the algorithms")
         from fedcluster.algorithms import registry
         from fedcluster.cli import tables
+        from fedcluster.cli.grid import show
 
         entries = registry.entries()
-        tables.show(tables.algorithms_table(entries))
+        show(tables.algorithms_table(entries))
         for paper in dict.fromkeys(entry.paper for entry in entries):
-            typer.echo(paper)
-        typer.echo(
-            "\nMessages are those of one device in one round. More than one download or upload exceeds\n"
-            "FedCluster's budget: the run says so, and run --strict-budget refuses it. With any\n"
-            "algorithm, server.optimizer may be avgm, adagrad, adam or yogi. The table is for\n"
-            "local.optimizer = sgd: with momentum or adam, mime and mimelite keep and send statistics\n"
-            "(m, or m, v and t), and mimelite uploads a gradient as well."
+            echo(paper)
+        echo(
+            "\nMessages are those of one device in one round. More than one download or upload exceeds FedCluster's "
+            "budget: the run says so, and run --strict-budget refuses it. With any algorithm, server.optimizer may be "
+            "avgm, adagrad, adam or yogi. The table is for local.optimizer = sgd: with momentum or adam, mime and "
+            "mimelite keep and send statistics (m, or m, v and t), and mimelite uploads a gradient as well."
         )
 
 
 def written(files: list[Path]) -> None:
-    typer.echo("Written: " + ", ".join(map(str, files)))
+    echo("Written: " + ", ".join(map(str, files)))

@@ -11,7 +11,6 @@ from fedcluster.cli.own_commands import Commands
 
 app = typer.Typer(
     cls=Commands,
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Federated learning in which clusters of devices take turns within every round.",

@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import typer
-from click import Command, Context
+from click import Command, Context, exceptions
 from typer.core import TyperGroup
 
 from fedcluster.cli.common import exit_on_error
@@ -26,6 +26,10 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Context) -> list[str]:
         return [*super().list_commands(ctx), *sorted(declared().keys() - self.commands.keys())]
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        self.suggest_commands = not hasattr(exceptions, "NoSuchCommand")  # such a click suggests a command itself
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         command = super().get_command(ctx, cmd_name)

@@ -1,16 +1,11 @@
-"""What commands print: tables that line up, and sentences."""
+"""The tables and sentences that commands print."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from fedcluster.cli.grid import Grid
 
 if TYPE_CHECKING:
     from fedcluster.algorithms.registry import Entry
@@ -18,9 +13,6 @@ if TYPE_CHECKING:
     from fedcluster.analysis.evaluate import Evaluation
     from fedcluster.analysis.fleet_report import FleetReport
     from fedcluster.analysis.plan import Plan
-
-WIDEST = 400  # characters of a line
-FEW = 4  # rows that may become columns
 
 
 def outcomes_table(result: Comparison) -> Grid:
@@ -51,7 +43,7 @@ def outcomes_table(result: Comparison) -> Grid:
                 size_text(last["bytes_down"]),
             ]
         )
-    return ruled([*columns, "device updates", "up", "down"], rows)
+    return Grid([*columns, "device updates", "up", "down"], rows)
 
 
 def spread_text(mean_and_deviation: list[str], seeds: int) -> str:
@@ -117,7 +109,7 @@ def plan_table(plan: Plan) -> Grid:
             row += [f"{ends[0]:+g} to {ends[1]:+g}"]
         rows.append(row)
     more = ["UTC offsets, h"] if plan.slots is None else ["slot, UTC", "free long enough in it"]
-    return ruled(["cluster", "devices", *more], rows)
+    return Grid(["cluster", "devices", *more], rows)
 
 
 def clock_time(hours: float) -> str:
@@ -134,7 +126,7 @@ def devices_table(report: FleetReport) -> Grid:
         [name, *(f"{value:.4g}" for value in (column.min(), column.mean(), column.max()))]
         for name, column in columns.items()
     ]
-    return ruled([f"{len(sizes):,} devices", "least", "mean", "most"], rows)
+    return Grid([f"{len(sizes):,} devices", "least", "mean", "most"], rows)
 
 
 def clusters_table(report: FleetReport) -> Grid:
@@ -151,7 +143,7 @@ def clusters_table(report: FleetReport) -> Grid:
         ]
         for K, (members, q) in enumerate(zip(clusters.members, clusters.weights(report.fleet), strict=True))
     ]
-    return ruled(["cluster", "devices", "samples", "q_K", *(f"% {c}" for c in range(shown))], rows)
+    return Grid(["cluster", "devices", "samples", "q_K", *(f"% {c}" for c in range(shown))], rows)
 
 
 def algorithms_table(entries: list[Entry]) -> Grid:
@@ -169,7 +161,7 @@ def algorithms_table(entries: list[Entry]) -> Grid:
         ]
         for entry in entries
     ]
-    return ruled([*columns, "optimizer"], rows, left=len(columns) + 1)
+    return Grid([*columns, "optimizer"], rows, left=len(columns) + 1)
 
 
 def listed(names: list[str]) -> str:
@@ -179,7 +171,7 @@ def listed(names: list[str]) -> str:
 def scores_table(evaluation: Evaluation) -> Grid:
     rows = [["loss", f"{evaluation.scores['loss']:.4f}"]]
     rows += [[metric.label, metric.text(evaluation.scores[metric.name])] for metric in evaluation.shown()]
-    return ruled(["score", "value"], rows)
+    return Grid(["score", "value"], rows)
 
 
 def distribution_table(evaluation: Evaluation) -> Grid:
@@ -189,7 +181,7 @@ def distribution_table(evaluation: Evaluation) -> Grid:
         spread = evaluation.summary[name]
         variance = "-" if spread["variance"] is None else f"{spread['variance']:.4g}"
         rows.append([name.replace("_", " "), text(spread["mean"]), text(spread["worst_decile"]), variance])
-    return ruled([f"{evaluation.summary['devices']:,} devices", "mean", "worst decile", "variance"], rows)
+    return Grid([f"{evaluation.summary['devices']:,} devices", "mean", "worst decile", "variance"], rows)
 
 
 def cluster_scores_table(evaluation: Evaluation) -> Grid:
@@ -203,68 +195,4 @@ def cluster_scores_table(evaluation: Evaluation) -> Grid:
         ]
         for one in evaluation.summary["clusters"]
     ]
-    return ruled(["cluster", "devices", *(f"mean {name.replace('_', ' ')}" for name in texts)], rows)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The cells of a table. The first `left` columns are aligned to the left."""
-
-    columns: list[str]
-    rows: list[list[str]]
-    left: int = 1
-
-    def render(self, space: int = 1) -> Table:
-        """With this much space on either side of a cell."""
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, space), collapse_padding=space == 0, pad_edge=space > 0)
-        for number, name in enumerate(self.columns):
-            table.add_column(name, justify="left" if number < self.left else "right", no_wrap=True)
-        for row in self.rows:
-            table.add_row(*row)
-        return table
-
-    def transposed(self) -> Grid:
-        """A column for each row, for a few rows with many cells."""
-        columns, *rows = zip(self.columns, *self.rows, strict=True)
-        return Grid(list(columns), [list(row) for row in rows])
-
-    def part(self, chosen: list[int]) -> Grid:
-        """The first column and the chosen ones."""
-        at = [0, *chosen]
-        left = sum(number < self.left for number in at)
-        return Grid([self.columns[n] for n in at], [[row[n] for n in at] for row in self.rows], left)
-
-
-def ruled(columns: list[str], rows: list[list[str]], left: int = 1) -> Grid:
-    return Grid(columns, rows, left)
-
-
-def show(grid: Grid) -> None:
-    """Print a table so that it fits the terminal: with less space, a few rows as columns, or in several tables of some
-    columns each. In a file or a pipe, which have no width, a row stays a line."""
-    console = Console(highlight=False)
-    limit = console.width if console.is_terminal or "COLUMNS" in os.environ else WIDEST
-
-    def width(table: Table) -> int:
-        return console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
-
-    forms = [grid.render(), grid.render(space=0)]
-    if len(grid.rows) <= FEW:
-        forms.append(grid.transposed().render())
-    fitting = [table for table in forms if width(table) <= limit][:1]
-    for table in fitting or split(grid, lambda table: width(table) <= limit):
-        console.width = max(console.width, width(table))
-        console.print(table)
-
-
-def split(grid: Grid, fits: Callable[[Table], bool]) -> list[Table]:
-    """Tables of as many columns as fit, each with the first column."""
-    tables: list[Table] = []
-    start = 1
-    while start < len(grid.columns):
-        end = start + 1
-        while end < len(grid.columns) and fits(grid.part(list(range(start, end + 1))).render()):
-            end += 1
-        tables.append(grid.part(list(range(start, end))).render())
-        start = end
-    return tables
+    return Grid(["cluster", "devices", *(f"mean {name.replace('_', ' ')}" for name in texts)], rows)

@@ -1,26 +1,27 @@
 """The commands that train, and the one that scores what was trained."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedcluster.cli.common import ExperimentFile, Out, Overrides, Resume, exit_on_error
+from fedcluster.analysis.names import AXES, DEFAULT_METHODS, FIGURES, METHODS, PAPER_AXES, RATES, SCALES
+from fedcluster.cli import completion
+from fedcluster.cli.common import (
+    ExperimentFile,
+    Out,
+    Overrides,
+    Resume,
+    choice,
+    echo,
+    exit_on_error,
+    load,
+    need_out,
+    reading,
+)
 
 ABSURD = 1000  # a training loss: guessing among 10,000 classes has 9.2
 REGRESSION = {"test_mse", "test_rmse", "test_mae", "test_r2"}  # whose losses are in units of the target
-
-
-class Cohorts(StrEnum):
-    sequential = "sequential"
-    stacked = "stacked"
-    auto = "auto"
-
-
-class Precision(StrEnum):
-    float32 = "float32"
-    bf16 = "bf16"
 
 
 def run(
@@ -34,12 +35,21 @@ def run(
     ] = None,
     device: Annotated[str, typer.Option(help="Device to train on: cpu, cuda, cuda:1, ...")] = "cpu",
     cohorts: Annotated[
-        Cohorts,
-        typer.Option(help="Train a cohort's devices one after the other, stacked, or whichever is faster."),
-    ] = Cohorts.sequential,
+        str,
+        typer.Option(
+            click_type=choice("sequential", "stacked", "auto"),
+            metavar="HOW",
+            help="Train a cohort's devices one after the other (sequential), stacked, or as is faster (auto).",
+        ),
+    ] = "sequential",
     precision: Annotated[
-        Precision, typer.Option(help="Compute gradients in float32, or in mixed precision with bfloat16.")
-    ] = Precision.float32,
+        str,
+        typer.Option(
+            click_type=choice("float32", "bf16"),
+            metavar="NAME",
+            help="Compute gradients in float32, or in mixed precision with bfloat16 (bf16).",
+        ),
+    ] = "float32",
     strict_budget: Annotated[
         bool,
         typer.Option(
@@ -50,37 +60,35 @@ def run(
 ) -> None:
     """Train one experiment."""
     with exit_on_error("--resume"):
-        from fedcluster.experiment import load
-
+        need_out(out, resume)
         described = load(experiment, o)
         from fedcluster.cli.tables import test_scores
         from fedcluster.runs.directory import fresh
         from fedcluster.training.executors.processes import cores
         from fedcluster.training.run import run as train
 
-        need_out(out, resume)
         result = train(
             described,
             out or fresh(experiment.stem),
             resume,
             workers=workers or cores(),
             device=device,
-            cohorts=cohorts.value,
-            precision=precision.value,
+            cohorts=cohorts,
+            precision=precision,
             strict_budget=strict_budget,
         )
         if result.out is None:
             return  # torchrun's other ranks
         last = result.history[-1]
         if last["train_loss"] > ABSURD and not REGRESSION & last.keys():
-            typer.echo(
+            echo(
                 f"the training loss {last['train_loss']:.3g} is absurd: lower local.lr, or scale the features", err=True
             )
-        typer.echo(
+        echo(
             f"training loss {last['train_loss']:.4f}, {test_scores(last)}after "
             f"{last['round']} rounds, {last['device_updates']:,} device updates, {last['elapsed']:.0f} s"
         )
-        typer.echo(f"Plot saved to {result.out}/curves.png")
+        echo(f"Plot saved to {result.out}/curves.png")
 
 
 def compare(
@@ -90,11 +98,23 @@ def compare(
     ] = None,
     o: Overrides = None,
     methods: Annotated[
-        str, typer.Option(help="Methods to compare, separated by commas: also minibatch.")
-    ] = "fedavg,fedcluster,centralized",
-    seeds: Annotated[int, typer.Option(help="Number of seeds, counted from the experiment's.")] = 3,
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Methods to compare, separated by commas: also minibatch.",
+            autocompletion=completion.methods,
+        ),
+    ] = ",".join(DEFAULT_METHODS),
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="INTEGER", help="Number of seeds, counted from the experiment's.")
+    ] = 3,
     lr: Annotated[
-        str, typer.Option(help="Learning rates. paper: FedAvg's is M times local.lr; equal; tuned: each at its best.")
+        str,
+        typer.Option(
+            click_type=choice(*RATES),
+            metavar="RATES",
+            help="Learning rates. paper: FedAvg's is M times local.lr; equal; tuned: each at its best.",
+        ),
     ] = "paper",
     target: Annotated[
         float | None,
@@ -102,28 +122,32 @@ def compare(
     ] = None,
     x: Annotated[
         str,
-        typer.Option(help="Compare over rounds, aggregations, updates, bytes or, with simulated time, time."),
+        typer.Option(
+            click_type=choice(*AXES),
+            metavar="AXIS",
+            help="Compare over rounds, aggregations, updates, bytes or, with simulated time, time.",
+        ),
     ] = "rounds",
     out: Out = None,
     resume: Resume = False,
 ) -> None:
     """Train with several methods on the same fleet, from the same start, with the same budget."""
     with exit_on_error("--resume"):
-        from fedcluster.cli import tables
-        from fedcluster.experiment import load
-
+        need_out(out, resume)
+        names = method_names(methods)
         described = load(experiment or Path(__file__).with_name("demo.toml"), o)
         from fedcluster.analysis import compare as comparison
+        from fedcluster.cli import tables
+        from fedcluster.cli.grid import show
         from fedcluster.runs.directory import fresh
         from fedcluster.runs.progress import stages
         from fedcluster.training.executors.processes import cores
 
-        need_out(out, resume)
         out = out or fresh(f"compare-{experiment.stem if experiment else 'digits'}")
         with stages() as progress:
             result = comparison.compare(
                 described,
-                [name.strip() for name in methods.split(",")],
+                names,
                 seeds,
                 lr,
                 target,
@@ -133,35 +157,64 @@ def compare(
                 progress=progress,
                 x=x,
             )
-        tables.show(tables.outcomes_table(result))
+        show(tables.outcomes_table(result))
         for remark in tables.verdict(result):
-            typer.echo(remark)
-        typer.echo(f"Plot saved to {out}/curves.png")
+            echo(remark)
+        echo(f"Plot saved to {out}/curves.png")
+
+
+def method_names(text: str) -> list[str]:
+    """The methods in a list with commas."""
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in METHODS]
+    if unknown or len(set(names)) < len(names):
+        problem = f"{unknown[0] or 'an empty name'} is not a method" if unknown else f"{text} names a method twice"
+        raise typer.BadParameter(f"{problem}: methods are {', '.join(METHODS)}", param_hint="--methods")
+    return names
 
 
 def reproduce(
-    figure: Annotated[str, typer.Argument(metavar="fig2|fig3|fig4|fig5|fig6|all", show_default=False)],
+    figure: Annotated[
+        str, typer.Argument(click_type=choice(*FIGURES, "all"), metavar="|".join((*FIGURES, "all")), show_default=False)
+    ],
     scale: Annotated[
-        str, typer.Option(help="quick: MNIST, 20 minutes; standard: both data sets, hours; paper: for a GPU.")
+        str,
+        typer.Option(
+            click_type=choice(*SCALES),
+            metavar="SCALE",
+            help="quick: MNIST, 20 minutes; standard: both data sets, hours; paper: for a GPU.",
+        ),
     ] = "quick",
     seeds: Annotated[
         int | None, typer.Option(min=1, max=1000, help="Number of seeds. Default: that of the scale.")
     ] = None,
-    lr: Annotated[str, typer.Option(help="Learning rates: paper, equal, or tuned, each curve at its best.")] = "paper",
-    x: Annotated[str, typer.Option(help="Draw over rounds, aggregations, updates or bytes.")] = "rounds",
+    lr: Annotated[
+        str,
+        typer.Option(
+            click_type=choice(*RATES),
+            metavar="RATES",
+            help="Learning rates: paper, equal, or tuned, each curve at its best.",
+        ),
+    ] = "paper",
+    x: Annotated[
+        str,
+        typer.Option(
+            click_type=choice(*PAPER_AXES), metavar="AXIS", help="Draw over rounds, aggregations, updates or bytes."
+        ),
+    ] = "rounds",
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Output folder; runs that are finished there are not repeated.")
     ] = None,
 ) -> None:
     """Reproduce a figure of the paper, and judge its claims."""
     with exit_on_error("the same command"):
-        from fedcluster.analysis.paper.figures import FIGURES
+        out = out or Path("runs", f"paper-{scale}-{lr}")
+        reading(out)
         from fedcluster.analysis.paper.reproduce import reproduce as run_figures
-        from fedcluster.cli import tables
+        from fedcluster.cli.grid import Grid, show
         from fedcluster.runs.progress import stages
         from fedcluster.training.executors.processes import cores
 
-        out = out or Path("runs", f"paper-{scale}-{lr}")
         with stages() as progress:
             verdicts = run_figures(
                 list(FIGURES) if figure == "all" else [figure],
@@ -172,18 +225,22 @@ def reproduce(
                 out,
                 cores(),
                 progress,
-                lambda text: typer.echo(text, err=True),
+                lambda text: echo(text, err=True),
             )
         rows = [[v.claim, v.verdict, *v.lower()] for v in verdicts]
-        tables.show(tables.ruled(["claim", "verdict", "lower by", "95 % interval"], rows, left=2))
-        typer.echo(f"Plots, data and verdicts are in {out}/")
+        show(Grid(["claim", "verdict", "lower by", "95 % interval"], rows, left=2))
+        echo(f"Plots, data and verdicts are in {out}/")
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)],
     data: Annotated[
         str | None,
-        typer.Option(metavar="NAME|PATH", help="Score on the test part of other data, as for data.name."),
+        typer.Option(
+            metavar="NAME|PATH",
+            help="Score on the test part of other data, as for data.name.",
+            autocompletion=completion.data,
+        ),
     ] = None,
     devices: Annotated[
         bool, typer.Option("--devices", help="Score each device on its own held-out samples (fleet.test_share).")
@@ -196,24 +253,21 @@ def evaluate(
 ) -> None:
     """Score the model of a run."""
     with exit_on_error():
+        if devices and data is not None:
+            raise typer.BadParameter("--devices scores the devices of the run's own data: leave out --data")
+        reading(run)
         from fedcluster.analysis import evaluate as evaluation
         from fedcluster.cli import tables
+        from fedcluster.cli.grid import show
         from fedcluster.runs.directory import fresh
         from fedcluster.runs.progress import say
         from fedcluster.training.executors.processes import cores
 
-        if devices and data is not None:
-            raise typer.BadParameter("--devices scores the devices of the run's own data: leave out --data")
         scores = evaluation.evaluate(run, data, devices, best, cores(), say)
-        typer.echo(f"{scores.samples:,} test samples of {scores.data}, model of round {scores.round}:")
-        tables.show(tables.scores_table(scores))
+        echo(f"{scores.samples:,} test samples of {scores.data}, model of round {scores.round}:")
+        show(tables.scores_table(scores))
         if scores.by_device is not None:
-            tables.show(tables.distribution_table(scores))
-            tables.show(tables.cluster_scores_table(scores))
+            show(tables.distribution_table(scores))
+            show(tables.cluster_scores_table(scores))
             files = evaluation.write(scores, out or fresh(f"evaluate-{run.resolve().name}"))
-            typer.echo("Written: " + ", ".join(map(str, files)))
-
-
-def need_out(out: Path | None, resume: bool) -> None:
-    if out is None and resume:
-        raise typer.BadParameter("--resume needs --out, the folder of the run to continue")
+            echo("Written: " + ", ".join(map(str, files)))

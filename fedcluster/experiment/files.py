@@ -4,11 +4,15 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError, create_model
+
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment.earlier_keys import current_keys
 from fedcluster.experiment.experiment import Experiment
+from fedcluster.experiment.messages import format_error
 from fedcluster.experiment.overrides import replace_keys
-from fedcluster.experiment.sections import DATASETS, TOKENIZERS, WITH_DEVICES
+from fedcluster.experiment.parts import Section
+from fedcluster.experiment.sections import DATASETS, SECTIONS, TOKENIZERS, WITH_DEVICES
 from fedcluster.experiment.types import is_text
 from fedcluster.inputs import MOST_TEXT, read_bytes
 
@@ -28,7 +32,25 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Experiment:
     replace_keys(keys, given)
     for section, key in PATHS:
         resolve_path(keys.get(section), key, path.parent)
+    check_plain_keys(keys)
     return Experiment(**keys)
+
+
+PLAIN = ("seed", "rounds", "method", "data", "local", "server", "accept", "centralized", "clock", "eval", "stop")
+"""The keys and sections that name no part of the program."""
+
+
+def check_plain_keys(keys: dict[str, Any]) -> None:
+    """Refuse unknown sections, and mistakes in the plain ones. `Experiment` would refuse them, too, but after the
+    seconds that it takes to import the parts that the other sections name."""
+    fields: dict[str, Any] = {
+        name: (Experiment.model_fields[name].annotation, Experiment.model_fields[name]) for name in PLAIN
+    }
+    given = {name: value for name, value in keys.items() if name in PLAIN or name not in Experiment.model_fields}
+    try:
+        create_model("PlainKeys", __base__=Section, **fields)(**given)
+    except ValidationError as error:
+        raise BadExperiment(format_error(error, SECTIONS, Experiment.model_fields)) from None
 
 
 def read(path: Path) -> str:

@@ -11,13 +11,17 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+
+from fedcluster.reporting import wrapped
+from fedcluster.runs.bars import Cut, fixed_bar
 
 console = Console(stderr=True, highlight=False)
 
 LOG_EVERY = 10.0  # seconds between log lines where there is no terminal, at least,
 LOG_WITHIN = 300.0  # and at most, if anything was done
+WIDE = 110  # characters of a line that has room for cycles and devices per second
 
 Item = TypeVar("Item")
 Progress = Callable[[str, int, int], None]
@@ -60,7 +64,7 @@ class Spoken(Display):
         say(text)
 
     def announce(self, text: str) -> None:
-        print(text, flush=True)
+        print(wrapped(text, sys.stdout), flush=True)
 
     def track(self, items: Sequence[int], what: str, unit: str) -> Iterable[int]:
         return tracked(items, what, unit)
@@ -80,19 +84,21 @@ class Log(Spoken):
 
 
 class Live(Spoken):
-    """Shows round, cycle, loss, metrics, devices per second and the time left in one live line."""
+    """Shows round, loss, metrics and the time left in one live line, and with room for it cycle and devices per
+    second."""
 
-    def __init__(self) -> None:
-        self.progress = Bar(
-            TextColumn("round {task.fields[round]:>4}/{task.fields[rounds]}"),
-            TextColumn("cycle {task.fields[cycle]:>3}/{task.fields[cycles]}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[scores]}"),
-            TextColumn("{task.fields[rate]:>6.0f} devices/s"),
+    def __init__(self, console: Console = console) -> None:
+        columns: list[ProgressColumn] = [
+            TextColumn("round {task.fields[round]}/{task.fields[rounds]}"),
+            fixed_bar(24 if console.width >= WIDE else 10),
+            Cut("scores"),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
-            console=console,
-        )
+        ]
+        if console.width >= WIDE:
+            columns.insert(1, TextColumn("cycle {task.fields[cycle]:>3}/{task.fields[cycles]}"))
+            columns.insert(4, TextColumn("{task.fields[rate]:>6.0f} devices/s"))
+        self.progress = Bar(*columns, console=console)
 
     def begin(self, rounds: int, cycles: int, done: int) -> None:
         self.cycles = cycles
@@ -151,15 +157,18 @@ def in_notebook() -> bool:
 
 
 def say(text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(wrapped(text, console.file), markup=False, soft_wrap=True)
 
 
 def tracked(items: Collection[Item], what: str, unit: str) -> Iterator[Item]:
     """Yield the items and show how many are done."""
     if console.is_terminal:
-        columns = TextColumn(f"{what}: {{task.completed}} of {{task.total}} {unit}"), BarColumn(bar_width=24)
+        columns = Cut("description"), TextColumn("{task.completed} of {task.total}"), Cut("unit"), fixed_bar(16)
         with Bar(*columns, TimeRemainingColumn(compact=True), console=console, transient=True) as progress:
-            yield from progress.track(items)
+            task = progress.add_task(f"{what}:", total=len(items), unit=unit)
+            for item in items:
+                yield item
+                progress.advance(task)
         return
     shown = time.monotonic()
     for done, item in enumerate(items):
@@ -176,8 +185,8 @@ def stages() -> Iterator[Progress]:
         yield stages_in_lines()
         return
     with Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
+        Cut("description"),
+        fixed_bar(40 if console.width >= WIDE else 24),
         MofNCompleteColumn(),
         TextColumn("rounds,"),
         TimeRemainingColumn(compact=True),

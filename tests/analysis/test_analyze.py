@@ -14,7 +14,7 @@ from rich.console import Console
 import fedcluster
 from fedcluster.analysis import advise, advise_report, analyze
 from fedcluster.analysis.smoothness import smoothness
-from fedcluster.cli.tables import ruled
+from fedcluster.cli.grid import Grid
 from fedcluster.experiment import load
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.reporting import untracked
@@ -190,7 +190,7 @@ def test_the_tables_of_advice_fit_into_80_columns() -> None:
     at = [advise.Candidate(f"M = {M}", M, **values, C=0.123456, C_cohort=0.234567, C_low=0.1) for M in (10, 1000)]
     other = [replace(at[0], name="balanced, by gradients"), replace(at[0], name="random")]
     for candidates, first in ((at, "availability"), (at, "my.package.clusters:function"), (other, "at M = 1000")):
-        table = ruled(*advise_report.table(candidates, first)).render()
+        table = Grid(*advise_report.table(candidates, first)).render()
         assert Console(width=200).measure(table).maximum <= 80
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
+from fedcluster.analysis.names import FIGURES
 from fedcluster.analysis.paper import choices, table
 from fedcluster.analysis.paper.claims import (
     advantage,
@@ -25,7 +26,7 @@ from fedcluster.analysis.paper.claims import (
     rounds_saved,
     rounds_to,
 )
-from fedcluster.analysis.paper.figures import CONTROL, FEDAVG, FEDCLUSTER, FIGURES, experiment, panels
+from fedcluster.analysis.paper.figures import CONTROL, FEDAVG, FEDCLUSTER, experiment, panels
 from fedcluster.analysis.paper.reproduce import complete, job
 from fedcluster.analysis.tuning import TUNING_SEEDS, rate
 from fedcluster.training.setup import prepare
@@ -336,7 +337,7 @@ def test_tuned_and_left_out(small_mnist: None, here: Any, tmp_path: Path) -> Non
 def test_bad_words_are_named(here: Any) -> None:
     code, _, err = here("reproduce", "fig9")
     assert code == 2
-    assert "figures are fig2, fig3" in err
+    assert "is not one of 'fig2', 'fig3'" in " ".join(err.replace("│", " ").split())
     code, _, err = here("reproduce", "fig3", "--seeds", 0)
     assert code == 2
     assert "0 is not in the range" in err

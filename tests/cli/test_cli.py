@@ -122,9 +122,13 @@ def test_bad_experiments_end_in_one_sentence(
         (["run", "experiment.toml", "--resume"], 2, "--resume needs --out"),
         (["run", "experiment.toml", "--out", "experiment.toml/x"], 5, "cannot write to experiment.toml/x"),
         (["compare", "experiment.toml", "--methods", "fedsgd"], 2, "methods are fedavg, fedcluster, centralized"),
-        (["compare", "experiment.toml", "--lr", "best"], 2, "lr is paper, equal, tuned"),
-        (["compare", "experiment.toml", "--seeds", "0"], 2, "seeds at least 1"),
-        (["compare", "experiment.toml", "--x", "miles"], 2, "x is rounds, aggregations, updates, bytes, time"),
+        (["compare", "experiment.toml", "--methods", "fedavg,fedavg"], 2, "names a method twice"),
+        (["compare", "experiment.toml", "--lr", "best"], 2, "'best' is not one of 'paper', 'equal', 'tuned'"),
+        (["compare", "experiment.toml", "--seeds", "0"], 2, "0 is not in the range 1<=x<=1000"),
+        (["compare", "experiment.toml", "--x", "miles"], 2, "'miles' is not one of 'rounds'"),
+        (["reproduce", "fig7"], 2, "'fig7' is not one of 'fig2'"),
+        (["reproduce", "fig2", "--scale", "huge"], 2, "'huge' is not one of 'quick', 'standard', 'paper'"),
+        (["serve", "experiment.toml", "--insecure", "--listen", "x:y"], 2, "write it as HOST:PORT"),
         (["compare", "experiment.toml", "--x", "time"], 2, "add a section [clock] to the experiment"),
         (["partition", "none.toml"], 3, "there is no such experiment file"),
         (["plan", "none.csv", "--count", "2"], 3, "fleet.path: cannot read none.csv"),
@@ -278,10 +282,40 @@ def test_default_folders_are_new_each_time(here: Here, write_experiment: Write, 
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["experiment", "experiment-2"]
 
 
-def test_help_does_not_import_torch() -> None:
-    heavy = "('torch', 'datasets', 'sklearn', 'matplotlib', 'numpy')"
-    code = f"import sys, fedcluster.cli; print([m for m in {heavy} if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+SLOW_IMPORTS = ("torch", "datasets", "sklearn", "scipy", "matplotlib", "numpy")
+CHEAP = """
+import sys
+from fedcluster.cli.main import app
+
+for words in {commands}:
+    try:
+        app(words)
+    except SystemExit as ended:
+        print('ended', ended.code)
+print('loaded', [name for name in {slow} if name in sys.modules])
+"""
+
+
+def test_what_needs_no_torch_does_not_import_it(tmp_path: Path) -> None:
+    """Help, and mistakes that can be seen without it."""
+    (tmp_path / "e.toml").write_text("[local]\nlr = -1.0\n")
+    (tmp_path / "f.toml").write_text("[flet]\ndevices = 3\n")
+    commands = [
+        ["--help"],
+        ["compare", "--lr", "best"],
+        ["compare", "--methods", "fedsgd"],
+        ["run", "none.toml"],
+        ["run", "e.toml"],
+        ["run", "f.toml"],
+        ["serve", "e.toml"],
+        ["reproduce", "fig9"],
+    ]
+    code = CHEAP.format(commands=commands, slow=SLOW_IMPORTS)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    ended = [line for line in done.stdout.splitlines() if line.startswith(("ended", "loaded"))]
+    assert ended == ["ended 0", *["ended 2"] * 2, "ended 3", *["ended 2"] * 4, "loaded []"], done.stderr
+    for said in ("local.lr = -1.0 is not allowed", "flet is not a key; did you mean fleet?", "reading e.toml"):
+        assert said in done.stderr
 
 
 def test_interrupt_leaves_what_can_be_resumed(write_experiment: Write, tmp_path: Path) -> None:

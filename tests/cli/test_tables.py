@@ -2,9 +2,10 @@
 
 import pytest
 
-from fedcluster.cli.tables import ruled, show, size_text, spread_text
+from fedcluster.cli.grid import Grid, show
+from fedcluster.cli.tables import size_text, spread_text
 
-WIDE = ruled([f"column {n}" for n in range(12)], [[f"{row}.{n}" for n in range(12)] for row in range(6)])
+WIDE = Grid([f"column {n}" for n in range(12)], [[f"{row}.{n}" for n in range(12)] for row in range(6)])
 
 
 @pytest.mark.parametrize("columns", [40, 80, 100])
@@ -24,7 +25,7 @@ def test_a_wide_table_is_split_with_its_first_column_in_each_part(
 
 def test_a_few_rows_become_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    show(ruled(WIDE.columns, WIDE.rows[:3]))
+    show(Grid(WIDE.columns, WIDE.rows[:3]))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 40
     assert [cell.strip() for cell in lines[1].split("  ") if cell] == ["column 0", "0.0", "1.0", "2.0"]

@@ -7,7 +7,6 @@ from typing import Any
 from fedcluster.analysis.paper.choices import ADAM_FACTOR, CENTRALIZED_LR, FEDAVG_LR, SCALES
 from fedcluster.experiment import Experiment
 
-FIGURES = ("fig2", "fig3", "fig4", "fig5", "fig6")
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "momentum": {"local.optimizer": "momentum", "local.momentum": 0.5},
     "Adam": {"local.optimizer": "adam"},

@@ -12,7 +12,6 @@ from fedcluster.figures import save
 from fedcluster.runs.metrics import Line
 from fedcluster.runs.plots import COLOURS, X, log_scale
 
-AXES = ("rounds", "aggregations", "updates", "bytes")
 QUANTITIES = {"train_loss": ("training loss", 1.0), "test_accuracy": ("test accuracy (%)", 100.0)}
 # FedCluster with ten random clusters has the same blue in all figures; its variants have other blues and dashes
 LIGHT, DARK = {"color": "#56B4E9", "ls": "--"}, {"color": "#003F63", "ls": ":"}

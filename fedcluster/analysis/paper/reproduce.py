@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedcluster.analysis.jobs import Job, run_all
+from fedcluster.analysis.names import FIGURES, PAPER_AXES
 from fedcluster.analysis.paper import choices, plots, table
 from fedcluster.analysis.paper.claims import Histories, Verdict, judge, questions
-from fedcluster.analysis.paper.figures import FEDAVG, FIGURES, TITLES, Curve, Panel, experiment, panels, rate
+from fedcluster.analysis.paper.figures import FEDAVG, TITLES, Curve, Panel, experiment, panels, rate
 from fedcluster.analysis.paper.table import Runs
 from fedcluster.analysis.tuning import best_rates
 from fedcluster.errors import BadExperiment, Diverged
@@ -49,12 +50,12 @@ def reproduce(
     """Run what the figures need, plot each as soon as its data are complete, and judge the claims from all figures in
     `out`. A run that several figures share is run once. Runs that are finished in `out` are not repeated, and a figure
     whose data are there needs none."""
-    known = scale in choices.SCALES and rates in choices.RATES and x in plots.AXES and set(figures) <= set(FIGURES)
+    known = scale in choices.SCALES and rates in choices.RATES and x in PAPER_AXES and set(figures) <= set(FIGURES)
     if not known:
         raise BadExperiment(
             f"cannot reproduce {', '.join(figures)} at scale {scale}, rates {rates}, over {x}: figures are "
             f"{', '.join(FIGURES)} or all, scales {', '.join(choices.SCALES)}, rates {', '.join(choices.RATES)}, "
-            f"axes {', '.join(plots.AXES)}"
+            f"axes {', '.join(PAPER_AXES)}"
         )
     seeds = seeds or choices.SCALES[scale].seeds
     settings = Settings(scale, rates, seeds)

@@ -16,7 +16,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.random import Generator
-from scipy.optimize import linear_sum_assignment
 
 from fedcluster.experiment import Section
 from fedcluster.fleet.clustering.request import Method, Request
@@ -77,6 +76,8 @@ def totals(assignment: Ints, u: Floats, p: Floats, count: int) -> tuple[Floats, 
 def deal(u: Floats, count: int) -> Ints:
     """An initial assignment for balanced clusters: devices in order of their distance from the mean, M at a time, one
     for each cluster, matched so that they cancel what the clusters have so far."""
+    from scipy.optimize import linear_sum_assignment  # half a second, which few experiments need
+
     order = np.argsort(-(u**2).sum(axis=1), kind="stable")
     assignment = np.empty(len(u), np.int64)
     sums = np.zeros((count, u.shape[1]))

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Seconds, Section
@@ -87,6 +85,9 @@ def distinct_rows(fits: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Ints]:
 
 def assign(patterns: NDArray[np.bool_], sizes: Ints) -> Ints:
     """x[g, s], the number of devices of each group in each slot; the last column is for groups that fit none."""
+    from scipy.optimize import linprog  # half a second, which few experiments need
+    from scipy.sparse import coo_array
+
     fitting = patterns.any(axis=1)
     total, count = int(sizes[fitting].sum()), patterns.shape[1]
     assigned = np.zeros((len(patterns), count + 1), np.int64)

@@ -1,0 +1,56 @@
+"""Completion in the shell: it knows the registries without importing them, and files."""
+
+from pathlib import Path
+
+import pytest
+
+from fedcluster.cli import completion
+from fedcluster.cli.main import app
+from fedcluster.experiment import SECTIONS, Part
+from fedcluster.models.zoo import ZOO
+
+PARTS = [name for name, section in SECTIONS.items() if issubclass(section, Part)]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_are_those_of_the_registry(name: str) -> None:
+    section = SECTIONS[name]
+    assert issubclass(section, Part)
+    assert list(completion.values(f"{name}.{section.key}")) == list(section.names())
+
+
+def test_models_are_those_of_the_zoo() -> None:
+    assert list(completion.values("model.name")) == list(ZOO)
+
+
+def test_keys_then_values() -> None:
+    assert "clusters.count=" in completion.override("clusters.c")
+    assert completion.override("algorithm.name=sc") == ["algorithm.name=scaffold"]
+    assert completion.override("local.optimizer=ad") == ["local.optimizer=adam", "local.optimizer=adamw"]
+    assert completion.override("local.nesterov=") == ["local.nesterov=true", "local.nesterov=false"]
+    assert completion.override("data.name=mni") == ["data.name=mnist"]
+    assert completion.override("nothing.x=") == []
+
+
+def test_methods_are_named_once() -> None:
+    assert completion.methods("fedavg,") == ["fedavg,fedcluster", "fedavg,centralized", "fedavg,minibatch"]
+
+
+def test_data_sets_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "table.csv").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDCLUSTER_DATA", str(tmp_path / "none"))
+    assert completion.data("s") == ["shakespeare", "sub/"]
+    assert completion.data("sub/t") == ["sub/table.csv"]
+
+
+def test_a_shell_is_answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As bash asks, through the script that --install-completion installs."""
+    monkeypatch.setenv("_FEDCLUSTER_COMPLETE", "complete_bash")
+    for line, answer in (("fedcluster comp", "compare"), ("fedcluster compare --lr t", "tuned")):
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+        with pytest.raises(SystemExit):
+            app(prog_name="fedcluster")
+        assert answer in capsys.readouterr().out.splitlines()
