@@ -6,7 +6,7 @@ import typer
 
 import fedcluster
 from fedcluster.allocator import keep_memory
-from fedcluster.cli import federation, inspection, training
+from fedcluster.cli import federation, inspection, starting, training
 from fedcluster.cli.own_commands import Commands
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 
 COMMANDS = (
+    starting.new,
     training.run,
     training.compare,
     inspection.partition,
@@ -29,6 +30,7 @@ COMMANDS = (
     inspection.analyze,
     inspection.advise,
     training.evaluate,
+    starting.runs,
     inspection.algorithms,
     federation.serve,
     federation.join,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from fedcluster.analysis.evaluate import Evaluation
     from fedcluster.analysis.fleet_report import FleetReport
     from fedcluster.analysis.plan import Plan
+    from fedcluster.runs.listing import Listed
 
 
 def outcomes_table(result: Comparison) -> Grid:
@@ -196,3 +198,35 @@ def cluster_scores_table(evaluation: Evaluation) -> Grid:
         for one in evaluation.summary["clusters"]
     ]
     return Grid(["cluster", "devices", *(f"mean {name.replace('_', ' ')}" for name in texts)], rows)
+
+
+def runs_table(runs: list[Listed], folder: Path, now: float) -> Grid:
+    """Runs with their state and last scores: the training loss, and the first metric of the test data."""
+    rows = []
+    for run in runs:
+        scores = {key: value for key, value in run.last.items() if isinstance(value, int | float)}
+        metric = next((key for key in scores if key.startswith("test_") and key != "test_loss"), "")
+        rows.append(
+            [
+                printable(str(run.path.relative_to(folder)) if run.path != folder else str(folder)),
+                run.state,
+                f"{run.rounds}/{'?' if run.planned is None else run.planned}",
+                f"{scores['train_loss']:.4f}" if "train_loss" in scores else "-",
+                f"{printable(metric.removeprefix('test_'))} {scores[metric]:.4f}" if metric else "-",
+                f"{age(now - run.changed)} ago",
+            ]
+        )
+    return Grid(["run", "state", "rounds", "train loss", "test", "last written"], rows, left=2)
+
+
+def printable(text: str) -> str:
+    """A name from outside, without control characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def age(seconds: float) -> str:
+    """A time span in the largest unit of which there are at least two."""
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{max(seconds, 0):.0f} s"

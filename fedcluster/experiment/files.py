@@ -1,6 +1,7 @@
 """Experiment files: TOML in, with overrides and with paths resolved beside the file."""
 
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,7 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Experiment:
     """Read an experiment file and apply `key=value` overrides, each value as TOML would have it."""
     path = Path(path)
     keys = current_keys(parse(read(path), str(path)))
-    given: list[tuple[str, Any]] = []
-    for override in overrides or []:
-        if not is_text(override):
-            raise BadExperiment(f"-o {override[:80]!r}: is not UTF-8 text")
-        key, equals, raw = override.partition("=")
-        if not equals:
-            raise BadExperiment(f"-o {override[:80]}: write it as key=value, for example -o clusters.count=5")
-        given.append((key.strip(), literal(raw.strip())))
-    replace_keys(keys, given)
+    replace_keys(keys, read_overrides(overrides or []))
     for section, key in PATHS:
         resolve_path(keys.get(section), key, path.parent)
     check_plain_keys(keys)
@@ -51,6 +44,19 @@ def check_plain_keys(keys: dict[str, Any]) -> None:
         create_model("PlainKeys", __base__=Section, **fields)(**given)
     except ValidationError as error:
         raise BadExperiment(format_error(error, SECTIONS, Experiment.model_fields)) from None
+
+
+def read_overrides(overrides: Iterable[str]) -> list[tuple[str, Any]]:
+    """The keys and values of `key=value` texts."""
+    given: list[tuple[str, Any]] = []
+    for override in overrides:
+        if not is_text(override):
+            raise BadExperiment(f"-o {override[:80]!r}: is not UTF-8 text")
+        key, equals, raw = override.partition("=")
+        if not equals:
+            raise BadExperiment(f"-o {override[:80]}: write it as key=value, for example -o clusters.count=5")
+        given.append((key.strip(), literal(raw.strip())))
+    return given
 
 
 def read(path: Path) -> str:

@@ -146,8 +146,8 @@ class Clusters(Part):
 
 
 class Model(Section):
-    """The model, and optionally its start W_0. Left out, the name follows from the samples: alexnet for images, mlp
-    for rows of numbers, lstm for tokens."""
+    """The model, and optionally its start W_0. Left out, the name follows from the samples: alexnet for pictures of
+    28x28 and more, mlp for smaller ones and for rows of numbers, lstm for tokens."""
 
     name: Any = None
     init: FilePath | None = None

@@ -11,6 +11,7 @@ devices.jsonl      scores of devices, a line per evaluation; also as a table, de
 best.safetensors   the model of the round with the best score
 cluster-K.safetensors  the model that cluster K is served, where each has its own
 model.safetensors  the final W; its presence says that the run is finished
+diverged.txt       why training diverged, in a run that ended so
 """
 
 import json
@@ -32,7 +33,8 @@ from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import CYCLES, METRICS, Altered, Kept, beginning, read_lines
 from fedcluster.state import State, Tensors
 
-MODEL, BEST = "model.safetensors", "best.safetensors"
+MODEL, BEST, DIVERGED = "model.safetensors", "best.safetensors", "diverged.txt"
+WAIT = 0.2  # seconds for the lock, which `fedcluster runs` holds for a moment
 HORIZON = ("rounds", "stop")
 WATCHING = ("track",)  # sections that change nothing in what a run computes
 VERSIONS = ("fedcluster", "torch", "numpy")
@@ -66,7 +68,7 @@ class Folder:
             self.made = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             self.lock = FileLock(path / ".lock")
-            self.lock.acquire(timeout=0)
+            self.lock.acquire(timeout=WAIT)
         except Timeout:
             raise BadRun(f"{path} is being written by another process: wait for it, or choose another --out") from None
         except OSError as error:
@@ -131,6 +133,7 @@ class Folder:
         """Tidy up after a run that was killed, check what it stood on, and say what else is different now."""
         for torn in [*self.path.glob(".*.tmp"), *self.path.glob("checkpoint/.*.tmp")]:
             torn.unlink(missing_ok=True)
+        (self.path / DIVERGED).unlink(missing_ok=True)
         self.compare(facts["fingerprints"])
         before = self.facts()
         precision = before.get("precision", "float32")

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcluster.errors import Diverged
+from fedcluster.files import write_atomically
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs import checkpoint
 from fedcluster.runs.checkpoint import Prefix
+from fedcluster.runs.directory import DIVERGED
 from fedcluster.runs.metrics import Line, Record
 from fedcluster.state import State
 from fedcluster.training.callbacks import Callback
@@ -66,6 +68,7 @@ class Checkpoints(Callback):
         divergence, forget what was saved of the round instead: a resumed run begins it again."""
         if isinstance(error, Diverged):
             checkpoint.roll_back(self.path, self.round)
+            write_atomically(self.recorder.folder / DIVERGED, f"{error}\n")
             if self.round:
                 error.args = (f"{error}; rounds 1 to {self.round} are in {self.recorder.folder}",)
             return

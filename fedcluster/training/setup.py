@@ -204,10 +204,16 @@ def open_data(experiment: Experiment, say: Say) -> tuple[Dataset, Task]:
             f'fleet.partition = "{experiment.fleet.partition}" needs class labels, which {dataset.name} does not have: '
             f'"{chosen}" is used instead ({devices})'
         )
-    if experiment.model.name is None and zoo.default_name(dataset.spec) != "alexnet":
-        what = "token ids" if dataset.vocabulary else "rows of numbers"
-        say(f"{dataset.name}: samples are {what}, so the model is {zoo.default_name(dataset.spec)}")
+    if experiment.model.name is None:
+        say(f"{dataset.name}: samples are {kind_of_samples(dataset)}, so the model is {zoo.default_name(dataset.spec)}")
     return dataset, task
+
+
+def kind_of_samples(dataset: Dataset) -> str:
+    """What the samples are, as the choice of a model sees it."""
+    if dataset.vocabulary:
+        return "token ids"
+    return "pictures of {1}x{2}".format(*dataset.shape) if len(dataset.shape) == 3 else "rows of numbers"
 
 
 def with_targets(dataset: Dataset, task: Task) -> Dataset:

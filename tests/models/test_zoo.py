@@ -29,6 +29,13 @@ def test_sizes(name: str, shape: tuple[int, ...], parameters: int) -> None:
     assert module(torch.zeros(2, *shape)).shape == (2, 10)
 
 
+def test_the_default_model_is_the_papers_for_pictures_like_the_papers() -> None:
+    defaults = {(1, 28, 28): "alexnet", (3, 32, 32): "alexnet", (1, 8, 8): "mlp", (3, 64, 16): "mlp", (30,): "mlp"}
+    for shape, name in defaults.items():
+        assert models.default_name(DataSpec(shape, "class", 10)) == name
+    assert models.default_name(DataSpec((80,), "token", 90, vocabulary=90)) == "lstm"
+
+
 def test_alexnet_against_its_definition() -> None:
     """Cropping, pooling and normalisation written out in NumPy's terms."""
     torch.manual_seed(0)
