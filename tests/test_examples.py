@@ -56,6 +56,15 @@ def test_a_command_of_ones_own(tmp_path: Path, write_experiment: Callable[..., P
     assert "the command broken (no_such_module:function) cannot be imported (ModuleNotFoundError" in wrong.stderr
 
 
+def test_what_a_server_computes_from_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    main = runpy.run_path(str(ROOT / "examples" / "reconstruction.py"))["main"]
+    distances = main()
+    assert distances["no defence"] < 1e-6
+    assert all(distance > 0.3 for name, distance in distances.items() if name != "no defence")
+    assert (tmp_path / "reconstruction.png").stat().st_size > 5000
+
+
 def test_every_seam_has_an_example() -> None:
     """Each row of the table in CONTRIBUTING names a file, and each file is in the table."""
     table = (ROOT / "CONTRIBUTING.md").read_text().split("| to add |")[1].split("\n\n")[0]

@@ -82,6 +82,10 @@ def join(
         bool,
         typer.Option("--evaluate", help="Let the server ask for the model's scores on this device's test samples."),
     ] = False,
+    limits: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Limits of this device, which the server cannot change (docs/deploy.md)."),
+    ] = None,
 ) -> None:
     """Join a federation with this machine's data, until interrupted."""
     with exit_on_error():
@@ -106,6 +110,7 @@ def join(
                 "columns": str(columns or ""),
                 "tell-statistics": tell_statistics,
                 "evaluate": evaluate,
+                "limits": str(limits or ""),
             }
         )
         key = certificates / "devices" / f"{device}.key" if certificates else None

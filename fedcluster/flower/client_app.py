@@ -74,11 +74,13 @@ def train(message: Message, context: Context) -> Message:
         round, cycle, k, phase = (get_int(fields, name) for name in ("round", "cycle", "device", "phase"))
         cycle_start, last, number = (get_int(fields, name) for name in ("cycle_start", "last", "number"))
         run = get_text(fields, "run")
-        executor = this_device(context).prepare(get_text(fields, "plan"))
+        device = this_device(context)
+        executor = device.prepare(get_text(fields, "plan"))
         received = add_received(context.state, f"{run}/{round}/{cycle}", phase, len(executor.phases), received)
     before = load_state(context.state, run, last)
-    with repeatable():
+    with repeatable(), device.limits.enforced():
         update, after = executor.train_device(phase, (round, cycle, k), received, before)
+    update = device.limits.protect(update, received)
     if after:
         store_state(context.state, run, cycle_start, load_state(context.state, run, cycle_start), number, after)
     lost = last > 0 and before is None and bool(executor.initial_device_state)

@@ -23,6 +23,7 @@ from fedcluster.data.partition import HeldOut, Partition, one_device
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Data, Experiment, load
 from fedcluster.fleet import fleet
+from fedcluster.flower.limits import read_limits
 from fedcluster.flower.messages import InvalidMessage, pack_tensors, unpack_tensors
 from fedcluster.flower.registry import DEVICE_ID, Registration, outputs_of
 from fedcluster.models import tasks
@@ -59,7 +60,7 @@ class Identity:
     """What a device is given when it is started, Flower's node config: its id, its data, and what it may send. `init`
     is a copy of the experiment's `model.init`, needed only for frozen weights, which the server never sends. `columns`
     is an experiment file whose [data] and [task] name the columns of the device's table: the server cannot ask for
-    others."""
+    others. `limits` is a file with the limits that the device sets."""
 
     device: str
     data: str
@@ -71,6 +72,7 @@ class Identity:
     columns: str = ""
     tell_statistics: bool = False
     evaluate: bool = False
+    limits: str = ""
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> "Identity":
@@ -81,25 +83,25 @@ class Identity:
             raise BadData("a device needs data: a path or the name of a known data set")
         allow = tuple(name for name in str(config.get("allow", "")).split(",") if name)
         tell_labels = bool(config.get("tell-labels", False))
-        texts = (str(config.get(name, "")) for name in ("timezone", "slots", "init", "columns"))
-        zone, slots, init, columns = texts
+        texts = (str(config.get(name, "")) for name in ("timezone", "slots", "init", "columns", "limits"))
+        zone, slots, init, columns, limits = texts
         tell_statistics = bool(config.get("tell-statistics", False))
         evaluate = bool(config.get("evaluate", False))
-        return cls(device, data, zone, slots, tell_labels, allow, init, columns, tell_statistics, evaluate)
+        return cls(device, data, zone, slots, tell_labels, allow, init, columns, tell_statistics, evaluate, limits)
 
     def config(self) -> dict[str, Any]:
         """The inverse of `of`."""
         texts = {"device": self.device, "data": self.data, "timezone": self.timezone, "slots": self.slots}
         texts |= {"allow": ",".join(self.allow), "init": self.init, "columns": self.columns}
         told = {"tell-labels": self.tell_labels, "tell-statistics": self.tell_statistics}
-        return texts | told | {"evaluate": self.evaluate}
+        return texts | told | {"evaluate": self.evaluate, "limits": self.limits}
 
 
 class Device:
     """A device with its data loaded; its trainer is built when the first plan comes."""
 
     def __init__(self, identity: Identity, dataset: Dataset | None = None) -> None:
-        self.identity = identity
+        self.identity, self.limits = identity, read_limits(identity.limits)
         self.data, self.target = own_columns(identity)
         self.statistics: dict[str, tuple[float, float, float]] = {}
         if dataset is None and identity.columns:
@@ -202,6 +204,7 @@ class Device:
             logger.warning("%s", slower)
         partition = own_partition(dataset, experiment.fleet.test_share, experiment.seed)
         self.held_out = partition.held_out
+        self.limits.check(trainer, int(partition.sizes[0]))
         return InProcess(trainer, dataset, partition)
 
     def check_allowed(self, name: str) -> None:

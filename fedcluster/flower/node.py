@@ -85,8 +85,11 @@ def join(
     server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if folder is None and not is_loopback(host):
         raise BadExperiment(f"--insecure is for loopback only, and {host} is not: get certificates from the server")
-    registration = load_device(identity).registration()
+    device = load_device(identity)
+    registration = device.registration()
     say(f"device {identity.device}: {registration.samples:,} samples {registration.shape} in {identity.data}")
+    say(device.limits.describe())
+    device.limits.limit_memory()
     authority = None if folder is None else folder / "ca.crt"
     if authority is not None:
         trust(authority)  # fail now if the file is missing

@@ -27,6 +27,7 @@ class LocalOptimizer(Protocol):
 
 
 GATHER = 1200  # samples copied out of the data set at a time: two paper-sized devices, a few MB
+AT_ONCE = 2**16  # samples in the steps that the compiled engine takes in one call, which nothing can interrupt
 WHOLE = 250  # samples at a time where a gradient is over all of them
 
 
@@ -110,7 +111,8 @@ def local_sgd(
         moves = None if gradient_offset is None else gradient_offset * -batches.lr
         for drawn in batches.drawn():
             rows = torch.from_numpy(np.ascontiguousarray(drawn, dtype=np.int64))
-            flat_model.network.sgd(batches.dataset, rows, batches.lr, moves)
+            for part in torch.split(rows, max(1, AT_ONCE // rows.shape[1])):
+                flat_model.network.sgd(batches.dataset, part, batches.lr, moves)
         return flat_model.w.clone()
     torch.manual_seed(torch_seed(batches.seed, "dropout", *batches.place))
     rule = rule or optimizer(options, batches.lr)
