@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench bench-scale bench-plan bench-clusters bench-overhead bench-deploy bench-check torture clean
+.PHONY: demo test lint format docs bench bench-scale bench-plan bench-clusters bench-overhead bench-deploy bench-check torture clean
 
 demo: .venv/ready
 	$(BIN)/fedcluster compare
@@ -17,6 +17,10 @@ lint: .venv/ready
 format: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# the documentation as a site in .site/; a broken link or an undocumented name is an error
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # kills, damage, mutated inputs and hostile clients, about 20 minutes: before every release
 torture: .venv/ready
@@ -53,4 +57,4 @@ bench-check: .venv/ready
 	touch .venv/ready
 
 clean:
-	rm -rf .venv .bench runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .site .bench runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
