@@ -1,178 +1,160 @@
-"""Our numbers beside somebody else's: Flower's niid_bench, in its own setting.
+"""Our numbers beside somebody else's: Flower's niid_bench in its own setting, Shakespeare by role, flights by aircraft.
 
-    FEDCLUSTER_DATA=... .venv/bin/python studies/external.py [--seeds 3] [--rounds 50]
+    FEDCLUSTER_DATA=... .venv/bin/python studies/external.py [niid_bench] [shakespeare] [flights] [--seeds 3]
 
-Ten devices, all of which take part in each of 50 rounds, ten local epochs of batch 64, SGD with momentum 0.9 and weight
-decay 1e-5 at rate 0.01, a CNN with 6 and 16 filters of 5 x 5 and layers of 120 and 84; MNIST, shared out by
-Dirichlet(0.5) or with two classes a device; the test accuracy of the best round. A run takes about 25 minutes of one
-core. Interrupted, it goes on where it stopped; `--only fedavg,fedprox` and `--partitions dirichlet` run a part. Writes
-docs/external/niid_bench.csv and table.md from all runs that are done.
+niid_bench (see niid_bench.py) takes 50 rounds of about 9 seconds of one core for every algorithm, partition and seed.
+`--data`, `--partitions`, `--algorithms`, `--seeds` and `--rounds` run a part. docs/external/niid_bench.csv has the
+accuracy of every round: runs whose rounds it has are not run again, and others go on where they stopped, as long as
+their folders are there. Writes niid_bench.csv, niid_bench.png and table.md as the runs go on. Shakespeare and
+flights (see natural.py) write their tables and curves to folders beside these.
 """
 
 import argparse
 import csv
-import json
+from collections.abc import Iterable, Mapping
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+import natural
+from niid_bench import ALGORITHMS, PARTITIONS, PUBLISHED, experiment
 from running import run
-from torch import Tensor, nn
 
-from fedcluster.algorithms.scaffold import Scaffold
 from fedcluster.analysis.jobs import Job
-from fedcluster.experiment import Experiment, Section
-from fedcluster.models.flat_model import FlatModel
-from fedcluster.models.local_sgd import Batches, local_sgd
-from fedcluster.models.optimizers import optimizer
-from fedcluster.state import Tensors
+from fedcluster.errors import Diverged
+from fedcluster.figures import canvas, save
+from fedcluster.runs.metrics import METRICS, read_lines
 from fedcluster.training.executors.processes import cores
 
 ROOT = Path(__file__).parent.parent
-PARTITIONS: dict[str, dict[str, Any]] = {
-    "dirichlet": {"partition": "dirichlet", "alpha": 0.5},
-    "two classes": {"partition": "pathological", "classes": 2},
-}
-PUBLISHED = {  # test accuracy in percent, as its README states
-    ("fedavg", "dirichlet"): 98.89,
-    ("scaffold", "dirichlet"): 99.07,
-    ("fedprox", "dirichlet"): 99.02,
-    ("fednova", "dirichlet"): 98.03,
-    ("fedavg", "two classes"): 96.86,
-    ("scaffold", "two classes"): 96.92,
-    ("fedprox", "two classes"): 96.85,
-    ("fednova", "two classes"): 96.65,
-}
-
-
-def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    channels, height, _ = shape
-    side = ((height - 4) // 2 - 4) // 2
-    return nn.Sequential(
-        nn.Conv2d(channels, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(16 * side * side, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, classes),
-    )
-
-
-class MomentumScaffold(Scaffold):
-    """SCAFFOLD as niid_bench has it: a step of SGD with momentum, then w <- w - lr (c - c_k), option II."""
-
-    @classmethod
-    def local_optimizers(cls, options: Section) -> tuple[str, ...]:
-        return ("momentum",)
-
-    def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
-        start, c, c_k = received["model"], received["variate"], device_state["variate"]
-        w = local_sgd(
-            flat_model, start, batches, rule=Corrected(optimizer(self.local, batches.lr), c - c_k, batches.lr)
-        )
-        moved = (start - w)[: flat_model.size]
-        new = moved / (batches.steps * batches.lr) - (c - c_k)
-        device_state["variate"] = new
-        return {"model": w, "variate": new - c_k}
-
-
-class Corrected:
-    """The step of an optimizer, followed by a step along the difference of the variates."""
-
-    def __init__(self, rule: Any, offset: Tensor, lr: float) -> None:
-        self.rule, self.offset, self.lr = rule, offset, lr
-
-    def step(self, w: Tensor, g: Tensor) -> None:
-        self.rule.step(w, g)
-        w.add_(self.offset, alpha=-self.lr)
-
-
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "fedavg": {"name": "fedavg"},
-    "scaffold": {"name": MomentumScaffold},
-    "fedprox": {"name": "fedprox", "mu": 0.01},
-    "fednova": {"name": "fednova"},
-}
-
-
-def experiment(algorithm: str, partition: str, seed: int, rounds: int) -> Experiment:
-    return Experiment(
-        seed=seed,
-        rounds=rounds,
-        data={"name": "mnist"},
-        fleet={"devices": 10, "samples": "all"} | PARTITIONS[partition],
-        clusters={"count": 1, "participation": 1.0},
-        model={"name": cnn},
-        algorithm=ALGORITHMS[algorithm],
-        local={
-            "optimizer": "momentum",
-            "momentum": 0.9,
-            "weight_decay": 1e-5,
-            "epochs": 10,
-            "batch": 64,
-            "lr": 0.01,
-        },
-    )
+COLUMNS = ("data", "partition", "algorithm", "seed", "round", "test_accuracy")
+PUBLISHED_ROUNDS = 50
+Cell = tuple[str, str, str, int]  # data, partition, algorithm, seed
+Curves = dict[Cell, list[float]]
+"""The test accuracy after each round."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = ("niid_bench", "shakespeare", "flights")
+    parser.add_argument("parts", nargs="*", help="niid_bench, shakespeare, flights; left out, all")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "external")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "external")
-    parser.add_argument("--only", default=",".join(ALGORITHMS))
+    parser.add_argument("--data", default="mnist,cifar10")
     parser.add_argument("--partitions", default=",".join(PARTITIONS))
+    parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=50)
-    arguments = parser.parse_args()
-    jobs = {
-        (name, partition, seed): Job(
-            f"{name}-{partition.replace(' ', '-')}-{seed}", experiment(name, partition, seed, arguments.rounds)
-        )
-        for seed, partition, name in product(
-            range(arguments.seeds), arguments.partitions.split(","), arguments.only.split(",")
-        )
-    }
-    run(jobs, arguments.runs, "niid_bench", cores(), lambda: write(arguments.runs, arguments.out))
-    write(arguments.runs, arguments.out)
-    print((arguments.out / "table.md").read_text())
+    parser.add_argument("--rounds", type=int, default=PUBLISHED_ROUNDS, help="of niid_bench")
+    parser.add_argument("--workers", type=int, default=cores())
+    given = parser.parse_args()
+    if unknown := set(given.parts) - set(parts):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}: use {', '.join(parts)}")
+    chosen = given.parts or parts
+    if "niid_bench" in chosen:
+        settings = (each.split(",") for each in (given.data, given.partitions, given.algorithms))
+        cells = [
+            (*setting, seed) for seed, *setting in product(range(given.seeds), *settings) if tuple(setting) in PUBLISHED
+        ]
+        compare_with_published(cells, given.rounds, given.runs, given.out, given.workers)
+    if "shakespeare" in chosen:
+        natural.shakespeare(given.runs, given.out, rounds=25, seeds=given.seeds)
+    if "flights" in chosen:
+        natural.flights(given.runs, given.out, rounds=20, seeds=given.seeds)
 
 
-def write(runs: Path, out: Path) -> None:
-    """The best accuracy of every run that is done, and a table of means."""
-    rows = []
-    for name, partition in PUBLISHED:
-        for folder in sorted(runs.glob(f"{name}-{partition.replace(' ', '-')}-*")):
-            if (folder / "model.safetensors").exists():
-                lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-                best = max(lines, key=lambda line: line["test_accuracy"])
-                last = lines[-1]
-                seed = folder.name.rsplit("-", 1)[1]
-                rows.append(
-                    [name, partition, seed, best["test_accuracy"], best["round"], last["test_accuracy"], last["round"]]
-                )
+def compare_with_published(cells: Iterable[Cell], rounds: int, runs: Path, out: Path, workers: int) -> None:
+    """Run what is not on record yet, and write the record and the table as runs end."""
+    known = read(out / "niid_bench.csv")
+    left = [cell for cell in cells if len(known.get(cell, [])) < rounds]
+    jobs = {cell: Job(folder(cell), experiment(*cell, rounds)) for cell in left}
+
+    def update() -> None:
+        for cell in left:
+            lines = read_lines(runs / folder(cell) / METRICS)
+            if len(lines) > len(known.get(cell, [])):
+                known[cell] = [line["test_accuracy"] for line in lines]
+                write(known, out)
+
+    for cell, lines in run(jobs, runs, "niid_bench", workers, update).items():
+        if isinstance(lines, Diverged):
+            print(f"{', '.join(map(str, cell))}: {lines}")
+    update()
+    write(known, out)
+    print((out / "table.md").read_text())
+
+
+def folder(cell: Cell) -> str:
+    return "-".join(map(str, cell)).replace(" ", "-")
+
+
+def read(path: Path) -> Curves:
+    curves: Curves = {}
+    if path.exists():
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                cell = (row["data"], row["partition"], row["algorithm"], int(row["seed"]))
+                curves.setdefault(cell, []).append(float(row["test_accuracy"]))
+    return curves
+
+
+def write(curves: Curves, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with (out / "niid_bench.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["algorithm", "partition", "seed", "best_accuracy", "best_round", "last_accuracy", "rounds"])
-        writer.writerows(rows)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for cell in in_order(curves):
+            writer.writerows([*cell, number, accuracy] for number, accuracy in enumerate(curves[cell], 1))
+    (out / "table.md").write_text(table(curves))
+    draw(curves, out / "niid_bench.png")
+
+
+def in_order(curves: Curves) -> list[Cell]:
+    """By setting, as the published table has them, then by seed."""
+    settings = list(PUBLISHED)
+    return sorted(curves, key=lambda cell: (settings.index(cell[:3]), cell[3]))
+
+
+def seeds_of(curves: Mapping[Cell, list[float]], setting: tuple[str, str, str]) -> list[list[float]]:
+    return [curve for cell, curve in sorted(curves.items()) if cell[:3] == setting]
+
+
+def table(curves: Curves) -> str:
+    """The best accuracy of each setting, published and ours, and of how many rounds and seeds ours is."""
     lines = [
-        "| algorithm | partition | published | ours, mean | lowest to highest | seeds | rounds |",
-        "| --- " * 7 + "|",
+        "| data | partition | algorithm | published, best of 50 rounds | ours, best so far | lowest to highest | seeds "
+        "| rounds |",
+        "| --- " * 8 + "|",
     ]
-    for (name, partition), published in PUBLISHED.items():
-        mine = [row for row in rows if row[:2] == [name, partition]]
-        if mine:
-            best = [100 * row[3] for row in mine]
-            ours = f"{fmean(best):.2f} | {min(best):.2f} to {max(best):.2f} | {len(mine)} | {mine[0][6]}"
-            lines.append(f"| {name} | {partition} | {published:.2f} | {ours} |")
-    (out / "table.md").write_text("\n".join(lines) + "\n")
+    for setting, (mean, deviation) in PUBLISHED.items():
+        found = seeds_of(curves, setting)
+        ours = "not run | | |"
+        if found:
+            best, rounds = [100 * max(curve) for curve in found], sorted({len(curve) for curve in found})
+            spread = f"{min(best):.2f} to {max(best):.2f}" if len(best) > 1 else ""
+            ours = (
+                f"{fmean(best):.2f} | {spread} | {len(best)} | {' to '.join(map(str, {rounds[0]: 0, rounds[-1]: 0}))}"
+            )
+        lines.append(f"| {' | '.join(setting)} | {mean:.2f} ± {deviation:.2f} | {ours} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(curves: Curves, path: Path) -> None:
+    """The curves of every data set and partition, and what was published as horizontal lines."""
+    panels = list(dict.fromkeys(cell[:2] for cell in in_order(curves)))
+    figure, axes = canvas(len(panels), 4.6 * len(panels), 3.6)
+    for axis, (data, partition) in zip(axes, panels, strict=True):
+        levels = []
+        for k, algorithm in enumerate(ALGORITHMS):
+            setting, color = (data, partition, algorithm), f"C{k}"
+            for seed, curve in enumerate(seeds_of(curves, setting)):
+                percent = [100 * accuracy for accuracy in curve]
+                axis.plot(range(1, len(curve) + 1), percent, color=color, label=None if seed else algorithm)
+            levels.append(PUBLISHED[setting][0])
+            axis.axhline(levels[-1], color=color, linestyle=":", linewidth=1)
+        axis.set(title=f"{data}, {partition}", xlabel="round", ylabel="test accuracy, %", xlim=(0, PUBLISHED_ROUNDS))
+        axis.set_ylim(min(levels) - 4, max(levels) + 1)
+        axis.legend(title="dotted: published,\nbest of 50 rounds")
+    save(figure, path)
 
 
 if __name__ == "__main__":

@@ -214,8 +214,7 @@ def check_numbered(values: dict[str, NDArray[Any]], table: Table, name: str) -> 
 def numbered(
     values: dict[str, NDArray[Any]], tables: dict[str, Table], name: str
 ) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
-    """Labels as classes from 0: integers as they are if none is negative, everything else by its rank among all
-    labels, which are returned too."""
+    """Labels as classes from 0: integers as they are, and -1 and 1 or texts by rank, with the classes in that order."""
     most = targets.most_classes(sum(map(len, values.values())))
     known = class_labels(tables["train"]).get(name)
     kinds = {y.dtype.kind in "iu" for y in values.values()}
@@ -233,6 +232,14 @@ def numbered(
             "other"
         )
     classes = np.unique(np.concatenate(list(values.values())))
+    if classes.dtype.kind in "iu" and classes.tolist() != [-1, 1]:
+        split = next(split for split, y in values.items() if int(y.min()) < 0)
+        row = int((values[split] < 0).argmax())
+        tables[split].refuse(
+            row,
+            f"{name} {values[split][row]} is negative: number the classes from 0, or list them as data.categories = "
+            f'{{{name} = ["...", "..."]}}',
+        )
     if len(classes) > most:
         raise BadData(f"{tables['train'].path}: column {name} has {len(classes)} distinct values, too many for classes")
     ranks = {split: np.searchsorted(classes, y).astype(np.int64) for split, y in values.items()}

@@ -25,6 +25,8 @@ from fedcluster.inputs import located
 Ints = NDArray[Any]  # of any width
 Floats = NDArray[Any]
 
+MOST_DEVICES = 100  # for each training sample, where devices draw samples and may share them
+
 
 @dataclass(frozen=True, eq=False)
 class Fleet:
@@ -127,6 +129,7 @@ def build(options: sections.Fleet, dataset: Dataset, seed: int, cap: float = np.
         devices = len(known.availability)
     assert devices is not None, "the experiment fills it in"
     check_count(options, devices, options.path or options.availability)
+    check_rows(options, devices, dataset)
     sizes = known.samples
     if sizes is None and options.samples != "all":
         sizes = np.full(devices, options.samples)
@@ -177,6 +180,18 @@ def matching_rows(known: DeviceTable, table: Any, names: Any) -> Ints:
 def check_count(options: sections.Fleet, devices: int, source: Any) -> None:
     if options.devices not in (None, devices):
         raise BadExperiment(f"fleet.devices = {options.devices}, but {source} names {devices}: leave it out")
+
+
+def check_rows(options: sections.Fleet, devices: int, dataset: Dataset) -> None:
+    """Refuse a fleet so much larger than the data that its devices would hold little but copies."""
+    rows = len(dataset.y_train)
+    if devices > MOST_DEVICES * rows:
+        named = options.path or options.availability
+        given = f"fleet.devices = {devices:,}" if named is None else f"{named} names {devices:,} devices"
+        raise BadExperiment(
+            f"{given}, but {dataset.name} has {rows:,} training samples: at most {MOST_DEVICES} devices for each, "
+            f"{MOST_DEVICES * rows:,}, can share them"
+        )
 
 
 def name_of(names: Any, k: int) -> str:

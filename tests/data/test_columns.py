@@ -338,7 +338,10 @@ def test_doubt_is_refused_with_the_key_that_settles_it(source: Any, data: dict[s
 def test_the_task_settles_what_whole_numbers_are() -> None:
     whole = flights() | {"arrival": np.arange(ROWS) - 200}
     assert quietly(whole, "number", **COLUMNS).target == "number"
-    assert quietly(whole, "class", **COLUMNS).classes == ROWS
+    with pytest.raises(BadData, match=r"arrival -200 is negative: number the classes from 0, or list them"):
+        quietly(whole, "class", **COLUMNS)
+    signs = quietly(flights() | {"arrival": np.arange(ROWS) % 2 * 2 - 1}, **COLUMNS)
+    assert (signs.classes, json.loads(signs.preparation)["categories"]["arrival"]) == (2, ["-1", "1"])
     with pytest.raises(BadData, match=r"is 0\.5: a label applies"):
         quietly(flights() | {"delay": np.arange(ROWS) / 2}, "multilabel", features=["month"], target=["delay"])
     with pytest.raises(BadData, match="arrival 'x' is not a number"):

@@ -52,6 +52,7 @@ def ends_plainly(here: Here, *words: Any) -> tuple[int, str]:
         ("local.lr=1e300", 2, "less than or equal to 1000000000000000000000000000000"),
         ("local.lr=٣", 2, "local.lr = '٣' is not allowed"),
         ("fleet.devices=1000000000000", 2, "less than or equal to 10000000"),
+        ("fleet.devices=10000000", 2, "fleet.devices = 10,000,000, but digits has 1,438 training samples: at most 100"),
         ("fleet.samples=2147483648", 2, "less than or equal to 10000000"),
         ("local.steps=1000000000000", 2, "less than or equal to 1000000"),
         ("local.batch=1000000000000", 2, "less than or equal to 10000000"),
