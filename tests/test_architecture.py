@@ -13,7 +13,7 @@ import fedcluster
 
 ROOT = Path(fedcluster.__file__).parent
 ORDER = ["", "data", "fleet", "models", "algorithms", "privacy", "secure_aggregation", "runs", "training"]
-ORDER += ["analysis", "cli"]
+ORDER += ["analysis", "report", "cli"]
 ROOT_FOLDERS = {"experiment"}  # packages that belong to the root, with the package's own files
 ENTRANCES = {"__init__.py", "__main__.py"}  # they name everything, and import it late
 ONLY_IN = {
@@ -42,7 +42,7 @@ def folder(module: str) -> str:
 
 def may(source: str, target: str) -> bool:
     if source == "flower":
-        return target not in ("analysis", "cli")
+        return target not in ("analysis", "report", "cli")
     return target != "flower" and ORDER.index(target) <= ORDER.index(source) if source != "cli" else True
 
 

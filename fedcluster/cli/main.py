@@ -8,6 +8,7 @@ import fedcluster
 from fedcluster.allocator import keep_memory
 from fedcluster.cli import federation, inspection, starting, training
 from fedcluster.cli.own_commands import Commands
+from fedcluster.cli.report import report
 
 app = typer.Typer(
     cls=Commands,
@@ -31,6 +32,7 @@ COMMANDS = (
     inspection.advise,
     training.evaluate,
     starting.runs,
+    report,
     inspection.algorithms,
     federation.serve,
     federation.join,

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedcluster.files import write_atomically
 from fedcluster.runs.ledger import COUNTS, Ledger
+from fedcluster.runs.movement import sample
 from fedcluster.state import NORM_WINDOW, State, Tensors, Time
 
 KEEP = 2
@@ -77,6 +78,7 @@ class Stored(NamedTuple):
     ledger: Ledger
     seconds: float
     record: dict[str, Prefix]
+    movement: Tensor | None = None
 
 
 class OtherRun(ValueError):
@@ -84,9 +86,16 @@ class OtherRun(ValueError):
 
 
 def store(
-    folder: Path, state: State, ledger: Ledger, seconds: float, run: str = "", record: dict[str, Prefix] | None = None
+    folder: Path,
+    state: State,
+    ledger: Ledger,
+    seconds: float,
+    run: str = "",
+    record: dict[str, Prefix] | None = None,
+    movement: Tensor | None = None,
 ) -> None:
-    """Write a checkpoint, then delete all but the newest two. `seconds`: training time in an unfinished round.
+    """Write a checkpoint, then delete all but the newest two. `seconds`: training time in an unfinished round;
+    `movement`: the sample of the latest one (`runs/movement.py`).
 
     The newest one from before this round is moved aside for `roll_back`: its model has been evaluated."""
     folder.mkdir(exist_ok=True)
@@ -94,7 +103,7 @@ def store(
     total = sha256()
 
     def write(file: IO[bytes]) -> None:
-        for chunk in tensors_of(state, ledger):
+        for chunk in tensors_of(state, ledger, movement):
             total.update(chunk)
             file.write(chunk)
 
@@ -151,7 +160,7 @@ def beginning(round: int) -> str:
     return f"{round:08d}-{0:06d}"
 
 
-def tensors_of(state: State, ledger: Ledger) -> Iterator[bytes | memoryview]:
+def tensors_of(state: State, ledger: Ledger, movement: Tensor | None = None) -> Iterator[bytes | memoryview]:
     """The safetensors file in pieces, so that the states of many devices need not be in memory twice.
 
     A length, a JSON header with the offsets of each tensor, then the tensors. Device states are stacked: a row for each
@@ -160,6 +169,8 @@ def tensors_of(state: State, ledger: Ledger) -> Iterator[bytes | memoryview]:
     known = sorted(state.devices)
     whole = {"model": state.model, "ledger": torch.from_numpy(ledger.to_array())}
     whole |= {f"server/{name}": tensor for name, tensor in state.server.items()}
+    if movement is not None:
+        whole["movement"] = movement
     if known:
         whole["devices"] = torch.tensor(known)
     parts = [(name, tensor.dtype, list(tensor.shape), [tensor]) for name, tensor in whole.items()]
@@ -216,7 +227,7 @@ def restore(
         raise ValueError("not of this experiment")
     try:
         with safe_open(path.with_suffix(".safetensors"), framework="pt") as tensors:
-            model, server, device_states, book = read(tensors, start, initial_device_state, devices)
+            model, server, device_states, book, movement = read(tensors, start, initial_device_state, devices)
     except SafetensorError as error:
         raise ValueError(f"unreadable ({error})") from None
     ledger = Ledger(devices)
@@ -224,18 +235,19 @@ def restore(
     time = Time(**position.time.model_dump() | {"past": tuple(position.time.past)})
     norms = {name: tuple(medians[-NORM_WINDOW:]) for name, medians in position.norms.items()}
     state = State(model, server, device_states, position.round, position.cycle, time, start.size, norms, start.cycles)
-    return Stored(state, ledger, position.seconds, position.record)
+    return Stored(state, ledger, position.seconds, position.record, movement)
 
 
 def read(
     tensors: Any, start: State, initial_device_state: Tensors, devices: int
-) -> tuple[Tensor, Tensors, dict[int, Tensors], NDArray[np.int64]]:
+) -> tuple[Tensor, Tensors, dict[int, Tensors], NDArray[np.int64], Tensor | None]:
     """The tensors, each checked against its expected shape and type."""
     names = {"model", "ledger", *(f"server/{name}" for name in start.server)}
     took_part = "devices" in tensors.keys()  # noqa: SIM118
     if took_part:
         names |= {"devices", *(f"device/{name}" for name in initial_device_state)}
-    if set(tensors.keys()) != names:
+    moved = "movement" in tensors.keys()  # noqa: SIM118
+    if set(tensors.keys()) - {"movement"} != names:
         raise ValueError("not of this experiment")
 
     def like(name: str, expected: Tensor) -> Tensor:
@@ -265,7 +277,8 @@ def read(
                     raise ValueError(f"what device {device} keeps as {name} is not finite")
                 device_states[device][name] = kept
     server = {name: like(f"server/{name}", tensor) for name, tensor in start.server.items()}
-    return like("model", start.model), server, device_states, book.numpy()
+    movement = like("movement", sample(start.w).cpu()) if moved else None
+    return like("model", start.model), server, device_states, book.numpy(), movement
 
 
 def check_devices(known: Tensor, devices: int, what: str) -> None:

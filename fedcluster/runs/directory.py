@@ -2,6 +2,7 @@
 
 experiment.toml    the experiment, resolved
 run.json           what it ran on: versions, sizes, fingerprints, the start's loss; once finished, digests of its files
+fleet.json         the fleet and its clusters: sizes, class mixes, free hours
 metrics.jsonl      one line per round
 cycles.jsonl       one line per cycle
 checkpoint/        the two newest checkpoints
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from fedcluster.errors import BadRun
 from fedcluster.experiment import Experiment, changes, parse, read
@@ -33,7 +35,7 @@ from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import CYCLES, METRICS, Altered, Kept, beginning, read_lines
 from fedcluster.state import State, Tensors
 
-MODEL, BEST, DIVERGED = "model.safetensors", "best.safetensors", "diverged.txt"
+MODEL, BEST, DIVERGED, FLEET = "model.safetensors", "best.safetensors", "diverged.txt", "fleet.json"
 WAIT = 0.2  # seconds for the lock, which `fedcluster runs` holds for a moment
 HORIZON = ("rounds", "stop")
 WATCHING = ("track",)  # sections that change nothing in what a run computes
@@ -52,6 +54,7 @@ class Resumed(NamedTuple):
     ledger: Ledger
     seconds: float
     kept: dict[str, Kept]  # of the files of lines
+    movement: Tensor | None = None
 
 
 class Folder:
@@ -186,7 +189,7 @@ class Folder:
             else:
                 if altered:
                     say(f"{altered.args[0].split(',')[0]}; using checkpoint {path.stem}")
-                return Resumed(stored.state, stored.ledger, stored.seconds, kept)
+                return Resumed(stored.state, stored.ledger, stored.seconds, kept, stored.movement)
         if altered:
             raise altered
         return Resumed(start, Ledger(devices), 0.0, {name: Kept([], b"") for name in files})

@@ -13,10 +13,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from fedcluster.files import named, write_atomically
 from fedcluster.fleet.clock import CycleOutcome
 from fedcluster.runs.checkpoint import Prefix
 from fedcluster.runs.ledger import Ledger
+from fedcluster.runs.movement import measure
 from fedcluster.state import State
 
 Line = dict[str, Any]
@@ -35,7 +38,8 @@ class Record:
     """The lines of a run so far, in memory, and the ledger that they are made from.
 
     `seconds` is the training time of the unfinished round, without evaluation, callbacks and saving. A resumed run
-    begins with the lines of the earlier one. In a `timed` run the lines have simulated time.
+    begins with the lines of the earlier one. In a `timed` run the lines have simulated time. `movement` is that of
+    the latest cycle that moved the model, sampled (`runs/movement.py`).
     """
 
     def __init__(
@@ -45,8 +49,9 @@ class Record:
         history: Sequence[Line] = (),
         cycles: Sequence[Line] = (),
         timed: bool = False,
+        movement: Tensor | None = None,
     ) -> None:
-        self.ledger, self.seconds, self.timed = ledger, seconds, timed
+        self.ledger, self.seconds, self.timed, self.movement = ledger, seconds, timed, movement
         self.history, self.cycles = list(history), list(cycles)
         before: float = self.history[-1]["elapsed"] if self.history else 0.0
         self.began = time.perf_counter() - before
@@ -56,14 +61,16 @@ class Record:
         self,
         outcome: CycleOutcome,
         seconds: float,
-        changed: bool,
+        before: State,
+        after: State,
         undone: str | None = None,
         too_few: int | None = None,
         no_sum: str | None = None,
     ) -> Line:
         """The line of a cycle. `undone` says why it was undone. `too_few` is the number of updates of a cycle that
         failed because it needed more; `no_sum` says why a cycle has no secure sum."""
-        cycle = outcome.reported
+        cycle, changed = outcome.reported, after.model is not before.model
+        moved, cosine, self.movement = measure(before.w, after.w, self.movement)
         self.seconds += seconds
         refusals = self.ledger.finish_cycle(changed)
         number = self.ledger.counts["refused"] - self.refused
@@ -74,6 +81,8 @@ class Record:
             "cluster": cycle.cluster,
             "cohort": cycle.cohort.tolist(),
             "changed": changed,
+            "moved": moved,
+            "cosine": cosine,
             "refused": number,
             "reasons": [(refusal.device, refusal.reason) for refusal in refusals],
             "missing": self.ledger.missing,

@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from fedcluster.errors import Diverged
 from fedcluster.files import write_atomically
 from fedcluster.fleet.schedule import Cycle
@@ -27,6 +29,7 @@ class Whole:
     seconds: float
     counts: dict[str, int]
     record: dict[str, Prefix]
+    movement: Tensor | None
 
 
 class Checkpoints(Callback):
@@ -84,7 +87,8 @@ class Checkpoints(Callback):
     def commit(self, state: State, now: bool = False) -> None:
         """Note the end of a cycle or a round, whose lines are written; save it now, or when it is due."""
         began = time.perf_counter()
-        self.whole = Whole(state, self.record.seconds, dict(self.ledger.counts), self.recorder.positions())
+        record, positions = self.record, self.recorder.positions()
+        self.whole = Whole(state, record.seconds, dict(self.ledger.counts), positions, record.movement)
         if now or began > self.save_at:
             self.store(self.whole)
             ended = time.perf_counter()
@@ -93,5 +97,6 @@ class Checkpoints(Callback):
     def store(self, whole: Whole) -> None:
         """Write a checkpoint after flushing its lines to the disk."""
         self.recorder.sync()
-        checkpoint.store(self.path, whole.state, self.ledger, whole.seconds, self.run, whole.record)
+        parts = whole.state, self.ledger, whole.seconds, self.run, whole.record, whole.movement
+        checkpoint.store(self.path, *parts)
         self.whole = None

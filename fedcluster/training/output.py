@@ -1,6 +1,7 @@
 """A run and its folder: what the run depends on, where it begins or resumes, and what it leaves when it ends."""
 
 import json
+import platform
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -16,13 +17,14 @@ from fedcluster.models.schedules import depends_on_rounds
 from fedcluster.reporting import Say
 from fedcluster.runs import fingerprints as code
 from fedcluster.runs.devices import DEVICES, TABLE, write_table
-from fedcluster.runs.directory import MODEL, Folder, cluster_model
+from fedcluster.runs.directory import FLEET, MODEL, Folder, cluster_model
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import CYCLES, METRICS, Kept, Line, Record, read_lines
 from fedcluster.runs.plots import curves, device_plot
 from fedcluster.state import State
 from fedcluster.training.description import describe
 from fedcluster.training.executors.stacked import Stacked
+from fedcluster.training.fleet_summary import summarize
 from fedcluster.training.setup import Setup
 
 
@@ -54,6 +56,7 @@ def begin(setup: Setup, folder: Folder | None, say: Say) -> Begun:
     resumed = folder.restore(setup.start, setup.initial_device_state, setup.devices, cycles, files, say)
     folder.reopen(resumed.state.round)
     folder.note(known)
+    folder.write(FLEET, json.dumps(summarize(setup)) + "\n")
     state, kept = resumed.state, resumed.kept
     if folder.begun:
         say(f"resuming {folder.path} after {state.round} of {rounds} rounds")
@@ -63,7 +66,8 @@ def begin(setup: Setup, folder: Folder | None, say: Say) -> Begun:
                 f"{key} depends on the number of rounds: rounds up to {state.round} followed that of {before} rounds, "
                 f"the others follow that of {rounds}, so the result is not that of {rounds} rounds at once"
             )
-    record = Record(resumed.ledger, resumed.seconds, kept[METRICS].lines, kept[CYCLES].lines, timed)
+    lines = kept[METRICS].lines, kept[CYCLES].lines
+    record = Record(resumed.ledger, resumed.seconds, *lines, timed, resumed.movement)
     return Begun(state, record, kept)
 
 
@@ -71,6 +75,8 @@ def facts(setup: Setup, start: Line | None = None) -> dict[str, Any]:
     """What the run depends on; `start` are the scores of W_0, where they are known."""
     return {
         **versions(),
+        "python": platform.python_version(),
+        "machine": platform.platform(terse=True),
         "data": setup.spec._asdict(),
         "preparation": json.loads(setup.dataset.preparation) if setup.dataset else {},
         "parameters": setup.flat_model.parameters,

@@ -25,7 +25,8 @@ def test_run_writes_everything(cli: Run, here: Here, write_experiment: Write, tm
     assert done.returncode == 0, done.stderr
     assert "logistic with 650 parameters on digits: 12 devices in 4 clusters" in done.stdout
     out = tmp_path / "out"
-    names = {"experiment.toml", "run.json", "metrics.jsonl", "cycles.jsonl", "model.safetensors", "curves.png"}
+    names = {"experiment.toml", "run.json", "metrics.jsonl", "cycles.jsonl", "fleet.json", "model.safetensors"}
+    names |= {"curves.png"}
     assert names | {"checkpoint", ".lock"} == {path.name for path in out.iterdir()}
     resolved = fedcluster.load(out / "experiment.toml")
     assert (resolved.clusters.count, resolved.algorithm.name, resolved.local.eps) == (4, "fedprox", 1e-8)
