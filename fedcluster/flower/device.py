@@ -6,6 +6,7 @@ outside the package (`package.module:name`) is used only if the device was start
 
 import json
 import logging
+import secrets
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -50,6 +51,7 @@ PLAN = (
     "scale",
     "shift",
     "standardise",
+    "privacy",
 )
 
 logger = logging.getLogger("flwr")
@@ -103,6 +105,7 @@ class Device:
     def __init__(self, identity: Identity, dataset: Dataset | None = None) -> None:
         self.identity, self.limits = identity, read_limits(identity.limits)
         self.data, self.target = own_columns(identity)
+        self.secret = secrets.randbits(128)  # the seed of our own noise
         self.statistics: dict[str, tuple[float, float, float]] = {}
         if dataset is None and identity.columns:
             self.statistics = sources.moments(self.data, self.target)
@@ -182,7 +185,7 @@ class Device:
         for name in (plan["model"], task["name"], task.get("loss"), plan["algorithm"]["name"], *plan["transforms"]):
             self.check_allowed(str(name))  # before anything is imported
         keys = {key: plan[key] for key in ("seed", "task", "algorithm", "local", "transforms")}
-        keys["fleet"] = {"test_share": plan["test_share"]}
+        keys |= {"fleet": {"test_share": plan["test_share"]}, "privacy": plan["privacy"]}
         init = {"init": self.identity.init} if plan["frozen"] is not None and self.identity.init else {}
         try:
             spec = DataSpec.read(plan["data"])
@@ -194,7 +197,7 @@ class Device:
         if self.statistics:
             self.dataset = self.open(read_scales(plan["standardise"], self.statistics))
         dataset = self.prepared(spec, plan["scale"], plan["shift"])
-        trainer = build_trainer(experiment, spec)
+        trainer = build_trainer(experiment, spec, secret=self.secret)
         if trainer.flat_model.frozen_digest() != plan["frozen"]:
             raise BadData(
                 "the frozen weights of the model differ from the server's: if the experiment has model.init, join with "

@@ -38,7 +38,7 @@ from fedcluster.fleet.clustering import registry as clusterings
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Fleet, Ints, capped
 from fedcluster.fleet.fleet_file import DeviceTable
-from fedcluster.fleet.schedule import Cycle, Schedule
+from fedcluster.fleet.schedule import Cycle, Sampling, Schedule
 from fedcluster.fleet.timezones import daily_hours, hours_ahead, zone
 
 DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -280,15 +280,17 @@ def sort_key(registration: Registration) -> tuple[bool, int, str]:
 class RegistrySchedule(Schedule):
     """The schedule of the registered devices: a pure function of the registry, the seed and the round."""
 
-    def __init__(self, registry: Registry) -> None:
-        super().__init__(
-            registry.experiment.clusters, registry.fleet(0), registry.clusters(0), registry.experiment.seed
-        )
+    def __init__(self, registry: Registry, sampling: Sampling | None = None) -> None:
+        options, seed = registry.experiment.clusters, registry.experiment.seed
+        super().__init__(options, registry.fleet(0), registry.clusters(0), seed, sampling=sampling)
         self.registry = registry
 
     def cycles(self, j: int, order: Ints | None = None, attempt: int = 0) -> list[Cycle]:
-        now = Schedule(self.options, self.registry.fleet(j), self.registry.clusters(j), self.seed)
-        return now.cycles(j, order, attempt)
+        fleet, clusters = self.registry.fleet(j), self.registry.clusters(j)
+        return Schedule(self.options, fleet, clusters, self.seed, sampling=self.sampling).cycles(j, order, attempt)
+
+    def cluster_sizes(self, j: int) -> Ints:
+        return np.array([len(members) for members in self.registry.clusters(j).members])
 
     def name(self, k: int) -> str:
         return self.registry.entries[k].device

@@ -20,10 +20,13 @@ FIRST_PAUSE, LAST_PAUSE = 3.0, 60.0  # seconds before a round is repeated with t
 
 
 class RoundStart(Callback):
-    """`resume` are the options with which the run can be resumed."""
+    """`resume` are the options with which the run can be resumed. A round begins once `least` devices are online."""
 
-    def __init__(self, directory: NodeDirectory, schedule: RegistrySchedule, seconds: float, resume: str) -> None:
+    def __init__(
+        self, directory: NodeDirectory, schedule: RegistrySchedule, seconds: float, resume: str, least: int = 0
+    ) -> None:
         self.directory, self.schedule, self.seconds, self.resume = directory, schedule, seconds, resume
+        self.least = least
         self.give_up_at, self.pause = 0.0, FIRST_PAUSE
 
     def on_run_start(self, setup: Setup, state: State, history: list[Line]) -> None:
@@ -31,6 +34,7 @@ class RoundStart(Callback):
 
     def on_round_start(self, state: State) -> None:
         self.directory.update()
+        self.wait_until_online(state.round + 1)
         self.directory.registry.admit(state.round + (state.round == self.half_done), self.directory.say)
 
     def on_round_end(self, line: Line, state: State) -> None:
@@ -41,6 +45,22 @@ class RoundStart(Callback):
             self.give_up_at = time.monotonic() + self.seconds
         self.schedule.attempt += 1
         self.wait(state.round + 1)
+
+    def wait_until_online(self, round: int) -> None:
+        """Under differential privacy cycles do not fail, so that it is here that the server waits for devices."""
+        directory, give_up_at = self.directory, time.monotonic() + self.seconds
+        if len(directory.devices) < self.least:
+            directory.say(
+                f"round {round} waits until {self.least} devices are online, for at most {self.seconds:.0f} s"
+            )
+        while len(directory.devices) < self.least:
+            if time.monotonic() > give_up_at:
+                raise LostServer(
+                    f"round {round}: only {len(directory.devices)} devices are online, and --min-updates asks for "
+                    f"{self.least}: wait longer (--wait), or continue later with {self.resume}"
+                )
+            time.sleep(POLL_SECONDS)
+            directory.update()
 
     def wait(self, round: int) -> None:
         """Return when it is worth repeating the round: a device has come, or the pause is over."""

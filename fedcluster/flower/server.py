@@ -6,6 +6,7 @@
 """
 
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,13 @@ from flwr.serverapp import Grid, ServerApp
 from fedcluster.errors import BadExperiment, BadRun, LostServer
 from fedcluster.experiment import Experiment, load
 from fedcluster.fleet.clustering import registry as clusterings
+from fedcluster.fleet.schedule import Sampling
 from fedcluster.flower.certificates import check_server, public_keys
 from fedcluster.flower.executor import NodeDirectory
 from fedcluster.flower.listener import raise_descriptor_limit
 from fedcluster.flower.proxy import Proxy
 from fedcluster.flower.registry import Registry, RegistrySchedule
+from fedcluster.flower.releases import Releases, server_secret
 from fedcluster.flower.round_start import RoundStart
 from fedcluster.flower.setup import ServeOptions, check_min_updates, largest_reply, prepare, with_executor
 from fedcluster.flower.transport import Notifier
@@ -95,8 +98,6 @@ def check(experiment: Experiment) -> None:
         )
     if experiment.clusters.overlap:
         raise BadExperiment("clusters.overlap: clusters of a federation train one after another: leave it out")
-    if experiment.privacy is not None and experiment.privacy.differential:
-        raise BadExperiment("[privacy] is for simulations so far: remove it, or use fedcluster run")
     if clusterings.needs(experiment.clusters) == "gradients":
         raise BadExperiment(
             'clusters.features = "gradients" needs all data in one place: use "labels", and join with --tell-labels'
@@ -119,7 +120,8 @@ def deploy(
     directory = NodeDirectory(grid, registry, keys, display.say, proxy or Notifier())
     with repeatable():
         wait_for_devices(directory, serve_options, display)
-        schedule = RegistrySchedule(registry)
+        repeats = dict[tuple[int, int], int]()
+        schedule = RegistrySchedule(registry, private_sampling(experiment, folder, repeats))
         check_min_updates(schedule, serve_options)
         setup = prepare(schedule, display.say)
         rules, keeping = stop_rule(setup), keep_best(setup, folder, display.say)
@@ -131,6 +133,8 @@ def deploy(
         if warning := over_budget(setup, strict=False):
             display.say(warning)
         display.announce(describe(setup))
+        for sentence in setup.privacy.describe(experiment.rounds) if setup.privacy else ():
+            display.say(sentence)
         if inequality := unequal_clusters(setup):
             display.say(inequality)
         display.announce("\n".join([describe_clusters(registry), *registry.capped_claims()]))
@@ -140,10 +144,20 @@ def deploy(
         display.begin(experiment.rounds, setup.clusters.count, done=state.round)
         recorder = Recorder(folder.path, previous, repeats=True)
         # a device keeps its state from before and after its latest cycle only, so the server must not fall further back
-        saving = Checkpoints(recorder, record, folder.run, every_round=bool(setup.initial_device_state))
-        round_start = RoundStart(directory, schedule, serve_options.wait, f"--resume --out {folder.path}")
+        saving = Checkpoints(
+            recorder,
+            record,
+            folder.run,
+            every_round=bool(setup.initial_device_state),
+            every_cycle=setup.privacy is not None,
+        )
+        releases = [Releases(folder.path)] if setup.privacy is not None else []
+        for kept in releases:
+            repeats |= kept.repeats(state)
+        least = serve_options.min_updates if setup.privacy is not None and setup.privacy.central else 0
+        round_start = RoundStart(directory, schedule, serve_options.wait, f"--resume --out {folder.path}", least)
         with closing(recorder):
-            own = [recorder, Progress(display, schedule.name), *keeping, saving, round_start, *tracked]
+            own = [recorder, Progress(display, schedule.name), *keeping, saving, *releases, round_start, *tracked]
             watching = CallbackList(own, rules, saved=True)
             state = train(setup, record, state, watching)
         if watching.stopped:
@@ -153,6 +167,14 @@ def deploy(
             tracker.finish()
         setup.flat_model.load(state.model)
         return Result(record.history, setup.flat_model.module, folder.path)
+
+
+def private_sampling(experiment: Experiment, folder: Folder, repeats: Mapping[tuple[int, int], int]) -> Sampling | None:
+    """How cohorts are drawn under differential privacy, from the server's secret."""
+    section = experiment.privacy
+    if section is None or not section.differential:
+        return None
+    return Sampling(server_secret(folder), section.poisson, repeats)
 
 
 def registry_file(folder: Folder) -> Path:
@@ -168,7 +190,8 @@ def registry_file(folder: Folder) -> Path:
 def open_finished(experiment: Experiment, folder: Folder, display: Display) -> Result:
     """The result of a run that has finished before; it needs no devices."""
     with repeatable():
-        setup = prepare(RegistrySchedule(Registry(experiment, registry_file(folder))), display.say)
+        sampling = private_sampling(experiment, folder, {})
+        setup = prepare(RegistrySchedule(Registry(experiment, registry_file(folder)), sampling), display.say)
         history = load_finished(folder, setup, display.say)
         display.say(f"{folder.path} is finished: nothing to do")
         return Result(history, setup.flat_model.module, folder.path)

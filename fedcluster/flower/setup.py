@@ -85,7 +85,9 @@ def with_executor(setup: Setup, directory: NodeDirectory, max_bytes: int, serve_
     keeps_state = bool(setup.initial_device_state)
     executor = FlowerExecutor(directory, setup.algorithm, plan, max_bytes, keeps_state, deadline)
     scores = RemoteEvaluation(directory, setup, plan, max_bytes, deadline)
-    return replace(setup, executor=executor, evaluate_devices=scores, min_updates=serve_options.min_updates)
+    never_fails = setup.privacy is not None and setup.privacy.central  # how many updates came must not decide anything
+    least = 0 if never_fails else serve_options.min_updates
+    return replace(setup, executor=executor, evaluate_devices=scores, min_updates=least)
 
 
 def largest_reply(setup: Setup) -> int:
@@ -97,6 +99,8 @@ def largest_reply(setup: Setup) -> int:
 
 def check_min_updates(schedule: RegistrySchedule, serve_options: ServeOptions) -> None:
     """A cycle that can never get enough updates would be repeated for ever."""
+    if schedule.sampling is not None and schedule.sampling.poisson:
+        return  # it is the number of devices that have to be online
     largest = schedule.largest_cohort()
     if serve_options.min_updates > largest:
         raise BadExperiment(
@@ -124,5 +128,6 @@ def plan_for(setup: Setup, scales: dict[str, tuple[float, float]] | None) -> str
         None if scale is None else scale.reshape(-1).tolist(),
         None if shift is None else shift.reshape(-1).tolist(),
         scales,
+        None if setup.privacy is None else setup.privacy.on_device(),
     )
     return json.dumps(dict(zip(PLAN, values, strict=True)), sort_keys=True)

@@ -5,7 +5,7 @@ disjoint devices, compose in parallel: T rounds are T sampled Gaussian mechanism
 devices take part, however many clusters there are.
 
     mechanism          one round                                          neighbours
-    gaussian, banded   Gaussian at a Poisson sample, sensitivity C        one device's movements are all zero
+    gaussian, banded   Gaussian at a Poisson sample, sensitivity C        one device never takes part
       sampling fixed   Gaussian at a sample without replacement, 2 C      one device has other data
     local              Gaussian, 2 C, in every round                      one device has other data
 """
@@ -54,7 +54,7 @@ class Accountant:
     @property
     def adjacency(self) -> str:
         """What differs between the two fleets that (epsilon, delta) compares."""
-        return "one device has other data" if self.replace else "one device's movements are all zero"
+        return "one device has other data" if self.replace else "one device never takes part"
 
     def epsilon(self, noise_multiplier: float, rounds: "Counter[Draw]") -> float:
         """What so many rounds of every kind spend."""

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,6 +69,25 @@ class Mechanism:
             spent[self.accountant.draw(participation, self.schedule.cluster_sizes(j))] += times
         return spent
 
+    def on_device(self) -> dict[str, Any]:
+        """The section as a device of a federation needs it: how it clips, and its own noise."""
+        section = self.section
+        keys = {"mechanism": section.mechanism, "clip": section.clip, "delta": section.delta}
+        return keys | {"noise_multiplier": self.noise_multiplier}
+
+    def describe(self, rounds: int) -> list[str]:
+        """What a run says of its privacy before it starts."""
+        section, epsilon = self.section, self.epsilon(rounds)
+        cohorts = "Poisson cohorts" if section.poisson else "cohorts of a fixed size" if self.central else "every round"
+        said = [
+            f"privacy: epsilon {epsilon:.3g} at delta {section.delta:.3g} after {rounds:,} rounds, noise of "
+            f"{self.noise_multiplier:.4g} times the clip ({section.mechanism}, {cohorts}; the two fleets that are "
+            f"compared: {self.accountant.adjacency})"
+        ]
+        if self.leaky:
+            said.append(f"privacy: clusters are made from devices' {self.leaky}, which epsilon does not cover")
+        return said
+
     def line(self, rounds: int) -> dict[str, Any]:
         """What the line of a round in metrics.jsonl says: epsilon, None where it is infinite."""
         epsilon = self.epsilon(rounds)
@@ -77,18 +95,14 @@ class Mechanism:
         return {"epsilon": epsilon if math.isfinite(epsilon) else None} | leaky
 
     def epsilon(self, rounds: int) -> float:
-        """What the first rounds spend."""
-        return self.accountant.epsilon(self.noise_multiplier, self.rounds_spent(rounds)) if rounds else 0.0
+        """What the first rounds spend, and cycles that were released more than once."""
+        return self.accountant.epsilon(self.noise_multiplier, +self.rounds_spent(rounds))
 
 
-def sampling(
-    experiment: Experiment, seed: int, repeats: Mapping[tuple[int, int], int] | None = None
-) -> Sampling | None:
-    """How cohorts are drawn; None without differential privacy."""
+def sampling(experiment: Experiment, seed: int) -> Sampling | None:
+    """How a simulation draws cohorts; None without differential privacy."""
     section = experiment.privacy
-    if section is None or not section.differential:
-        return None
-    return Sampling(seed, section.poisson, repeats or {})
+    return Sampling(seed, section.poisson) if section is not None and section.differential else None
 
 
 def build(experiment: Experiment, schedule: Schedule) -> Mechanism | None:

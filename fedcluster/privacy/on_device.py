@@ -11,6 +11,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from fedcluster.algorithms.transforms import UpdateTransform
+from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Experiment, Privacy
 from fedcluster.rng import stream
 from fedcluster.state import Tensors
@@ -28,6 +29,8 @@ class ClipOnDevice(UpdateTransform):
         self.secret = secret
 
     def on_device(self, upload: Tensors, received: Tensors, rng: Generator) -> Tensors:
+        if self.clip == "adaptive" and CLIP not in received:
+            raise BadExperiment('privacy.clip = "adaptive", but the server has not sent the clip of this cycle')
         clip = float(received[CLIP]) if self.clip == "adaptive" else float(self.clip or 0)
         model = clipped(upload["model"], received["model"].double(), clip)
         if self.noise:

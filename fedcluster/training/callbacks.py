@@ -8,6 +8,7 @@ from typing import Any
 
 from fedcluster.errors import BadExperiment, CallbackFailed, FedClusterError
 from fedcluster.fleet.schedule import Cycle
+from fedcluster.privacy.mechanism import Mechanism
 from fedcluster.runs.metrics import Line
 from fedcluster.runs.progress import Display
 from fedcluster.state import State
@@ -151,6 +152,33 @@ def stop_rule(setup: Setup) -> list[Callback]:
     """The callback that [stop] describes, if the experiment has one."""
     stop = setup.experiment.stop
     if stop is None:
-        return []
+        return budget_rule(setup)
     direction(stop.metric, setup, "stop.metric")  # refused before the run begins
-    return [EarlyStopping(stop.metric, stop.patience, stop.target)]
+    return [EarlyStopping(stop.metric, stop.patience, stop.target), *budget_rule(setup)]
+
+
+class Budget(Callback):
+    """Stops before a round after which more than `privacy.epsilon` would be spent, because a run was stopped and has
+    released cycles twice."""
+
+    def __init__(self, mechanism: Mechanism, epsilon: float) -> None:
+        self.mechanism, self.epsilon = mechanism, epsilon
+
+    def on_run_start(self, setup: Setup, state: State, history: list[Line]) -> None:
+        self.rounds = setup.experiment.rounds
+        self.check(state)
+
+    def on_round_end(self, line: Line, state: State) -> None:
+        self.check(state)
+
+    def check(self, state: State) -> None:
+        if state.round < self.rounds and self.mechanism.epsilon(state.round + 1) > self.epsilon:
+            raise StopTraining(f"another round would spend more than epsilon = {self.epsilon:g}")
+
+
+def budget_rule(setup: Setup) -> list[Callback]:
+    """The callback that keeps to the budget of [privacy], if there is one."""
+    mechanism = setup.privacy
+    if mechanism is None or mechanism.section.epsilon is None:
+        return []
+    return [Budget(mechanism, mechanism.section.epsilon)]

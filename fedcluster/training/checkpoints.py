@@ -35,12 +35,21 @@ class Whole:
 class Checkpoints(Callback):
     """Saves the state and the ledger beside the recorder's files.
 
-    `run` is the digest of the run to which the checkpoints belong. With `every_round` a checkpoint follows every round.
+    `run` is the digest of the run to which the checkpoints belong. With `every_round` a checkpoint follows every round,
+    with `every_cycle` every cycle.
     """
 
-    def __init__(self, recorder: Recorder, record: Record, run: str = "", every_round: bool = False) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        record: Record,
+        run: str = "",
+        every_round: bool = False,
+        every_cycle: bool = False,
+    ) -> None:
         self.recorder, self.record, self.ledger = recorder, record, record.ledger
         self.path, self.run, self.every_round = recorder.folder / "checkpoint", run, every_round
+        self.every_cycle = every_cycle
         self.save_at = time.perf_counter() + SAVE_EVERY
         self.whole: Whole | None = None
         self.open: tuple[Cycle, list[Any]] | None = None  # the latest cycle, and the ledger's rows before it
@@ -54,7 +63,7 @@ class Checkpoints(Callback):
 
     def on_cycle_end(self, line: Line, state: State) -> None:
         if not self.recorder.held:
-            self.commit(state)
+            self.commit(state, now=self.every_cycle)
 
     def on_round_failed(self, state: State) -> None:
         self.commit(state, now=True)

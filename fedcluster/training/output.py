@@ -106,6 +106,7 @@ def fingerprints(setup: Setup) -> dict[str, str]:
         digests["frozen weights"] = frozen
     if setup.privacy is not None:
         digests["noise multiplier"] = f"{setup.privacy.noise_multiplier:.9g}"
+        digests["noise seed"] = sha256(f"noise seed {setup.privacy.sampling.seed}".encode()).hexdigest()
     if setup.fleet.known.columns():
         digests["fleet"] = setup.fleet.known.digest()
     experiment = setup.experiment

@@ -76,6 +76,8 @@ def run(
             display.say(f"{out} is finished: nothing to do")
             return Result(history, setup.flat_model.module, folder.path if folder else None)
         display.announce(describe(setup))
+        for sentence in setup.privacy.describe(experiment.rounds) if setup.privacy else ():
+            display.say(sentence)
         if inequality := unequal_clusters(setup):
             display.say(inequality)
         if cohorts == "auto" and folder:

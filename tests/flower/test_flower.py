@@ -330,6 +330,7 @@ def plan(**more: Any) -> str:
         "scale": None,
         "shift": None,
         "standardise": None,
+        "privacy": None,
     }
     return json.dumps(keys | more)
 
