@@ -1,21 +1,22 @@
-"""Feature columns as inputs of a model: numbers standardised, categories encoded, by statistics of the training part.
+"""How the feature columns of a table are encoded: numbers are standardised, categories are one-hot or codes.
 
     number    (x - mean) / deviation
-    category  one input a level, 1 where it applies ("one-hot"), or the level's number ("codes")
+    category  one input for each level, 1 where it applies ("one-hot"), or the number of the level ("codes")
 
-A category that the training part does not have is "other": all inputs 0, or the number after the last level's.
+Means, deviations and levels are those of the training part. A level that the training part does not have is "other":
+all inputs 0, or the code after the last level.
 
-The statistics are those that a federation can have. A device tells of a column its count n_k, mean m_k and sum of
-squared deviations s_k, and of a category its levels, and
+A federation can compute the same statistics. For each column of numbers a device sends its count n_k, mean m_k and sum
+of squared deviations s_k, and
 
     N = sum n_k        mean = sum n_k m_k / N        deviation^2 = sum (s_k + n_k (m_k - mean)^2) / N
 
-Sums are rounded once (fsum), so that neither the order of the devices nor who adds up changes a bit.
+Sums are rounded once (fsum), so the result does not depend on the order of the devices.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -36,7 +37,7 @@ Scale = tuple[float, float]  # mean and deviation
 
 @dataclass(frozen=True)
 class Number:
-    """A column of numbers, standardised."""
+    """A column of numbers, with the scale that standardises it."""
 
     name: str
     mean: float
@@ -45,7 +46,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A column of texts or whole numbers, which stand for themselves only."""
+    """A column of texts or whole numbers that have no order."""
 
     name: str
     levels: tuple[str, ...]
@@ -53,7 +54,7 @@ class Category:
 
 @dataclass(frozen=True)
 class Moments:
-    """What each device tells of a column of numbers: arrays over devices."""
+    """Count, mean and sum of squared deviations of a column of numbers: arrays over devices."""
 
     count: NDArray[Any]
     mean: NDArray[Any]
@@ -61,7 +62,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: Floats, owner: NDArray[Any] | None = None) -> "Moments":
-        """The moments of a column, by the device that owns each row; left out, of all rows as one device's."""
+        """The moments of a column, by the device that owns each row; without `owner`, all rows are one device's."""
         owner = np.zeros(len(values), np.int64) if owner is None else owner
         count = np.bincount(owner).astype(np.float64)
         mean = np.bincount(owner, values) / np.maximum(count, 1)
@@ -69,7 +70,7 @@ class Moments:
 
     @classmethod
     def gathered(cls, told: Sequence[Sequence[float]]) -> "Moments":
-        """The moments of several devices from what each has told."""
+        """The moments of several devices, from what each has sent."""
         count, mean, squares = np.array(told, np.float64).T
         return cls(count, mean, squares)
 
@@ -78,7 +79,7 @@ class Moments:
         return float(self.count[0]), float(self.mean[0]), float(self.squares[0])
 
     def pooled(self) -> tuple[float, float]:
-        """Mean and deviation over all rows of all devices. A constant column is left with a deviation of 1."""
+        """Mean and deviation over all rows of all devices. A constant column has the deviation 1."""
         rows = math.fsum(self.count)
         mean = math.fsum(self.count * self.mean) / rows
         squares = math.fsum(self.squares + self.count * (self.mean - mean) ** 2)
@@ -95,13 +96,13 @@ class Encoding:
 
     @property
     def vocabulary(self) -> int:
-        """The number of codes where all features are coded categories, which then are token ids; else 0."""
+        """The number of codes if all features are categories encoded as codes, which are then token ids; else 0."""
         if self.categories != "codes" or not all(isinstance(column, Category) for column in self.columns):
             return 0
         return 1 + max(len(column.levels) for column in self.columns if isinstance(column, Category))
 
     def encode(self, table: Table) -> tuple[NDArray[Any], dict[str, int]]:
-        """Inputs [rows, inputs], and how many rows have a category that is "other", by column."""
+        """Inputs [rows, inputs], and by column the number of rows whose level is "other"."""
         check_size(table.path, 8 * len(table) * self.inputs())  # the parts, and all of them together
         parts, others = [], {}
         for column in self.columns:
@@ -137,7 +138,7 @@ class Encoding:
         )
 
     def describe(self) -> str:
-        """The columns and what each was taken for, for a line of the log."""
+        """The columns and how each is encoded, for the log."""
         scaled = [c for c in self.columns if isinstance(c, Number) and (c.mean, c.deviation) != UNSCALED]
         plain = [c for c in self.columns if isinstance(c, Number) and c not in scaled]
         coded = [f"{c.name} ({len(c.levels)})" for c in self.columns if isinstance(c, Category)]
@@ -147,61 +148,34 @@ class Encoding:
         return "; ".join(said)
 
     def keys(self) -> dict[str, Any]:
-        """The keys of [data] that encode other rows by the same statistics."""
+        """The keys of [data] that encode other rows with the same statistics."""
         scales = {column.name: (column.mean, column.deviation) for column in self.columns if isinstance(column, Number)}
         levels = {column.name: column.levels for column in self.columns if isinstance(column, Category)}
         return {"standardise": scales, "categories": levels}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for a message."""
-        return {"categories": self.categories, "columns": [asdict(column) for column in self.columns]}
-
-    @classmethod
-    def from_dict(cls, given: Any) -> "Encoding":
-        """The reverse of `to_dict`; ValueError for what is none."""
-        try:
-            columns = tuple(column_of(each) for each in given["columns"])
-            if given["categories"] not in ("one-hot", "codes") or not columns or len(columns) > MOST_INPUTS:
-                raise ValueError("an encoding that is none")
-            return cls(columns, given["categories"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"an encoding that is none ({error})") from None
-
-
-def column_of(given: dict[str, Any]) -> Number | Category:
-    if "levels" in given:
-        levels = tuple(given["levels"])
-        if not all(isinstance(level, str) for level in (given["name"], *levels)) or len(levels) > MOST_INPUTS:
-            raise ValueError("levels that are no texts")
-        return Category(given["name"], levels)
-    mean, deviation = float(given["mean"]), float(given["deviation"])
-    if not (math.isfinite(mean) and math.isfinite(deviation) and deviation > 0 and isinstance(given["name"], str)):
-        raise ValueError("a scale that is none")
-    return Number(given["name"], mean, deviation)
-
 
 def level_texts(table: Table, name: str) -> tuple[NDArray[np.int64], list[str]]:
-    """A category's column as (codes, texts). Whole numbers are written as such."""
+    """The column of a category as (codes, texts). Whole numbers become texts."""
     table.refuse_empty(name)
     return table.words(name)
 
 
 def levels_of(table: Table, name: str) -> tuple[str, ...]:
-    """The levels of a category: numbers in the order of numbers, texts in that of texts."""
+    """The levels of a category, sorted: whole numbers by value, texts alphabetically."""
     texts = level_texts(table, name)[1]
     whole = all(text.lstrip("+-").isdecimal() and text.isascii() for text in texts)
     return tuple(sorted(texts, key=int) if whole else sorted(texts))
 
 
 def level_codes(table: Table, column: Category) -> NDArray[np.int64]:
-    """The level of every row; that of an unknown one comes after the last."""
+    """The level of every row as a number. Unknown levels get the number after the last."""
     codes, texts = level_texts(table, column.name)
     place = {level: number for number, level in enumerate(column.levels)}
     return np.array([place.get(text, len(place)) for text in texts], np.int64)[codes]
 
 
 def some(names: Any, most: int = 8) -> str:
-    """The first names of many."""
+    """A list of names for a message, cut after `most`."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
@@ -229,7 +203,7 @@ def build(
     data: Data,
     owner: NDArray[Any] | None = None,
 ) -> Encoding:
-    """The encoding of these columns by the statistics of the training part, or by those that `[data]` gives."""
+    """The encoding of these columns, with the statistics of the training part or those given in `[data]`."""
     columns: list[Number | Category] = []
     levels = data.categories if isinstance(data.categories, dict) else {}
     for name, kind in zip(names, kinds, strict=True):

@@ -27,8 +27,7 @@ def is_frame(thing: Any) -> bool:
 
 
 def splits_of(thing: Any) -> dict[str, Any]:
-    """The parts of the data: `train`, and `test` where there is one. The first of several without usual names is the
-    training part."""
+    """The parts of the data: `train` and, if there is one, `test`. If no part is called `train`, the first one is."""
     if isinstance(thing, Mapping) and thing and (is_hugging_face(thing) or set(thing) <= set(SPLITS)):
         train = thing.get("train", next(iter(thing.values())))
         test = next((thing[name] for name in SPLITS[1:] if name in thing), None)
@@ -37,7 +36,7 @@ def splits_of(thing: Any) -> dict[str, Any]:
 
 
 def tables_of(parts: dict[str, Any]) -> dict[str, Table] | None:
-    """The parts as tables; None where they have no columns, as torch datasets of (x, y)."""
+    """The parts as tables; None if a part has no columns, such as a torch dataset of (x, y)."""
     found = {split: table_of(part, split) for split, part in parts.items()}
     if any(table is None for table in found.values()):
         return None
@@ -66,14 +65,14 @@ def table_of(part: Any, split: str) -> Table | None:
 
 
 def column_of(name: Any, values: Any) -> Any:
-    """A column of numbers, texts or equally long rows of numbers."""
+    """A column of numbers, of texts, or of equally long lists of numbers."""
     try:
         array = np.asarray(values)
         if array.ndim > 1:
             return pa.FixedSizeListArray.from_arrays(pa.array(array.ravel()), int(np.prod(array.shape[1:])))
         return pa.array(values if array.dtype == object else array)
     except (ValueError, TypeError, pa.ArrowException) as error:
-        raise BadData(f"data.name: column {name} is no column of numbers or texts ({str(error)[:120]})") from None
+        raise BadData(f"data.name: column {name} is neither numbers nor texts ({str(error)[:120]})") from None
 
 
 def rows_of(part: Any) -> list[Any]:
@@ -84,7 +83,7 @@ def rows_of(part: Any) -> list[Any]:
 
 
 def arrays_of(parts: dict[str, Any]) -> Arrays:
-    """Torch datasets of (x, y) or (x, y, device) as arrays, or the arrays of a mapping with x_train and y_train."""
+    """The arrays of torch datasets of (x, y) or (x, y, device), or of a mapping with x_train and y_train."""
     train = parts["train"]
     if isinstance(train, Mapping):
         known = (

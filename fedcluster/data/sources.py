@@ -1,4 +1,4 @@
-"""Where a dataset comes from: what `data.name` stands for becomes a `Dataset`.
+"""Data sources: open what `data.name` names as a `Dataset`.
 
 Tables and pictures are decoded once into a cache of plain arrays ($FEDCLUSTER_CACHE, or the user's cache folder).
 """
@@ -63,8 +63,8 @@ def open_for_scores(data: Data, say: Say, target: str | None) -> Dataset:
 
 
 def open_dataset(data: Any, say: Say = print, target: str | None = None) -> Dataset:
-    """The data set that `[data]`, or a `data.name`, stands for. `say` receives what a person should know, and `target`
-    is the kind of targets that the task takes, where the experiment names a task."""
+    """Open the data set of a [data] section, or of a `data.name`. `say` prints a line. `target` is the kind of targets
+    that the task takes, if the experiment names a task."""
     if not isinstance(data, Data):
         data = Data(name=data)
     name = data.name
@@ -116,7 +116,7 @@ def named(name: str, data: Data, target: str | None, say: Say) -> Dataset:
 
 
 def refuse_columns(data: Data, source: str) -> None:
-    """The keys of [data] that name columns are for tables."""
+    """Refuse the keys of [data] that only tables have."""
     for key in (*FOR_TABLES, "split", "standardise"):
         if getattr(data, key) not in (None, False):
             raise BadData(f"data.{key} is for tables, and {source} has arrays: leave it out")
@@ -129,7 +129,7 @@ def checked(dataset: Any, name: str) -> Dataset:
 
 
 def digits(say: Say) -> Arrays:
-    """The 1797 8x8 digits of scikit-learn, a fifth of them held out: needs no network."""
+    """The 1797 digits of scikit-learn, 8x8 pixels, of which a fixed fifth is held out. They need no network."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -137,7 +137,7 @@ def digits(say: Say) -> Arrays:
 
 
 def hold_out(arrays: Arrays, share: float | None) -> Arrays:
-    """Arrays with a test part: a fixed fifth of the rows where there is none, or this share."""
+    """Hold out a fixed share of the rows as the test part, by default a fifth."""
     chosen = test_rows(len(arrays["y_train"]), 0.2 if share is None else share)
     by_row = {key: values for key, values in arrays.items() if np.ndim(values) and len(values) == len(chosen)}
     kept = {key: values[~chosen] for key, values in by_row.items()}
@@ -145,7 +145,7 @@ def hold_out(arrays: Arrays, share: float | None) -> Arrays:
 
 
 def given(thing: Any, data: Data, target: str | None, say: Say) -> Dataset:
-    """Data given in Python."""
+    """Open data that are given as a Python object."""
     parts = objects.splits_of(thing)
     found = objects.tables_of(parts)
     if found is not None:
@@ -215,7 +215,7 @@ def local(path: Path, data: Data, target: str | None, say: Say) -> Arrays:
 
 
 def with_test_part(arrays: Arrays, source: Any, say: Say, share: float | None) -> Arrays:
-    """Arrays with a test part, held out where there is none."""
+    """Hold out a test part if there is none."""
     if "y_test" in arrays:
         if share is not None:
             raise BadData(f"data.split = {share}, but {source} has a test part: leave it out")
@@ -232,7 +232,7 @@ def tables(
     say: Say,
     prepare: Callable[[Table], Table] = lambda table: table,
 ) -> Arrays:
-    """Tables are cached by their content: neither a file's name nor its date tells what is in it."""
+    """Read tables. They are cached by content, because the name and the date of a file do not identify it."""
     contents = {split: read_bytes(file, "data.name") for split, file in files.items()}
     key = "\n".join(f"{split} {sha256(content).hexdigest()}" for split, content in contents.items())
 
@@ -244,19 +244,19 @@ def tables(
 
 
 def moments(data: Data, target: str | None) -> dict[str, tuple[float, float, float]]:
-    """What a device may tell of the numbers in its table, by column; BadData where devices would not agree on what the
-    columns are."""
+    """The moments of the columns of numbers in a device's table, by name; BadData if devices could encode the columns
+    differently."""
     path = located(str(data.name), "data.name")
     files = files_in(path) if path.is_dir() else {"train": path}
     if not files or files["train"].suffix not in TABLES:
-        raise BadData(f"{path} is no table, so there are no columns to tell of")
+        raise BadData(f"{path} is not a table, so it has no columns to describe")
     read = {split: Table(file, read_bytes(file, "data.name")) for split, file in files.items()}
     columns.check_shared(read["train"], data, target)
     return columns.moments(read, data, target)
 
 
 def described(source: str, data: Data, target: str | None) -> str:
-    """The cache's key: the source, and what is made of it."""
+    """The key in the cache: the source and the keys of [data] that change the arrays."""
     keys = {key: value for key, value in data if key != "name" and value is not None}
     if data.tokenizer not in (None, "characters", "bytes"):
         path = located(str(data.tokenizer), "data.tokenizer")
@@ -269,7 +269,7 @@ def described(source: str, data: Data, target: str | None) -> str:
 def from_hub(
     name: str, data: Data, target: str | None, say: Say, prepare: Callable[[Table], Table] = lambda table: table
 ) -> Arrays:
-    """Read with Hugging Face `datasets`, which keeps a copy of what it fetches."""
+    """Read with Hugging Face `datasets`, which caches what it downloads."""
     with quiet_datasets() as datasets:
         say(f"fetching {name} from the Hugging Face hub, once")
         try:
@@ -290,9 +290,9 @@ def from_hub(
 
 
 def cached(key: str, make: Callable[[Say], Arrays], say: Say, needed: bool = True) -> Arrays:
-    """Arrays from the cache, made under a lock when they are not there yet; a damaged file is made again. Where the
-    cache is not `needed`, because making them is quick, they are also made when it cannot be written. What making them
-    says is kept with them, and said again."""
+    """Arrays from the cache. If they are not there, or their file is damaged, they are made under a lock. With `needed`
+    false the cache may fail to be written: the arrays are quick to make. The lines that making them prints are stored
+    with them and printed again."""
     from filelock import FileLock
 
     with ExitStack() as locked:
@@ -331,12 +331,12 @@ def cached(key: str, make: Callable[[Say], Arrays], say: Say, needed: bool = Tru
 
 @cache
 def readers_version() -> str:
-    """A fingerprint of the code that reads data, so that the cache has nothing that other code has made."""
+    """A fingerprint of the code that reads data: arrays that other code has made are not used."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return sha256(b"".join([version("fedcluster").encode(), *(file.read_bytes() for file in sources)])).hexdigest()
 
 
-PASSING = ("decoding: ", "fetching ")  # lines on what is being done, which are not said again
+PASSING = ("decoding: ", "fetching ")  # beginnings of progress lines, which are not stored
 
 
 def said_again(arrays: Arrays, say: Say) -> Arrays:
@@ -352,7 +352,7 @@ def unwritable(error: OSError) -> BadRun:
 
 @contextmanager
 def quiet_datasets() -> Iterator[Any]:
-    """The library without its progress bars and warnings: what it does is said by us."""
+    """Import `datasets` without its progress bars and warnings; we print our own lines."""
     import datasets
     from huggingface_hub.utils import logging as hub_logging
 

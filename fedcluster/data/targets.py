@@ -1,4 +1,4 @@
-"""The targets of a data set: which of four kinds they are, and their values, checked.
+"""Targets: the four kinds, how the kind is inferred, and the checks of their values.
 
 class        int64 [N]                   the number of the class, from 0
 number       float32 [N] or [N, T]       T numbers to predict
@@ -23,7 +23,7 @@ PLURALS = {"class": "classes", "number": "numbers", "multilabel": "labels (0 or 
 
 
 def infer_kind(y_train: Any, y_test: Any, x_train: Any, name: str) -> str:
-    """The kind of the targets, where their type, shape and values leave no doubt."""
+    """Infer the kind of the targets from their type, shape and values. Ambiguous targets are refused."""
     arrays = [np.asarray(y_train), np.asarray(y_test)]
     first, say = arrays[0], 'say which with target = "..." in the Dataset'
     floats = any(array.dtype.kind == "f" for array in arrays)
@@ -58,7 +58,7 @@ def infer_kind(y_train: Any, y_test: Any, x_train: Any, name: str) -> str:
 
 
 def is_token_ids(x: NDArray[Any]) -> bool:
-    """Whether samples are sequences of token ids: whole numbers [N, S] that are not bytes."""
+    """Whether samples are token ids: whole numbers [N, S] that are not bytes."""
     return x.ndim == 2 and x.dtype.kind in "iu" and x.dtype != np.uint8
 
 
@@ -68,8 +68,8 @@ def is_whole(array: NDArray[Any]) -> bool:
 
 
 def check_targets(y: Any, kind: str, what: str, rows: int, outputs: int) -> Tensor:
-    """Targets of this kind as a tensor. `outputs` is the number of classes, numbers, labels or tokens if it is known,
-    else 0."""
+    """Check targets of this kind and return them as a tensor. `outputs` is the number of classes, numbers, labels or
+    tokens, or 0 if it is not known."""
     array = np.asarray(y)
     if array.dtype.kind not in "fiub":
         raise BadData(f"{what} must be {PLURALS[kind]}, but is {array.dtype}")
@@ -115,11 +115,11 @@ def token_targets(array: NDArray[Any], what: str, vocabulary: int) -> Tensor:
 
 
 def check_ids(ids: NDArray[Any], what: str, vocabulary: int) -> None:
-    """Token ids are places in an embedding: one outside would be read outside."""
+    """Refuse token ids outside the vocabulary: an embedding is read at these places."""
     if int(ids.min()) < 0 or int(ids.max()) >= MOST_TOKENS:
         wrong = ids.min() if int(ids.min()) < 0 else ids.max()
         raise BadData(
-            f"{what} has whole numbers, which are taken as token ids, and {wrong} is none: token ids go from 0 to "
+            f"{what} has whole numbers, which are taken as token ids, but {wrong} is not one: token ids go from 0 to "
             f"{MOST_TOKENS - 1:,}; store features as float32"
         )
     if vocabulary and int(ids.max()) >= vocabulary:
@@ -127,5 +127,5 @@ def check_ids(ids: NDArray[Any], what: str, vocabulary: int) -> None:
 
 
 def most_classes(rows: int) -> int:
-    """How many classes this many rows may have, so that one absurd label does not make an absurd model."""
+    """The most classes for this many rows, so that one wrong label does not make a huge model."""
     return max(10_000, rows)

@@ -46,9 +46,10 @@ def check(setup: Setup, cycles: list[Line], round: int, scores: dict[str, float]
     if not nothing and all(math.isfinite(score) for score in scores.values()):
         return
     what = f"every update was refused as not finite or beyond {KEY}" if nothing else "the loss is not finite"
-    rate = setup.experiment.local.lr
+    rate, unscaled = setup.experiment.local.lr, setup.experiment.data.standardise is False
+    scale = ", or leave out data.standardise = false" if unscaled else ""
     raise Diverged(
-        f"round {round + 1}: {what}, so training has diverged: lower local.lr (now {rate:g})"
+        f"round {round + 1}: {what}, so training has diverged: lower local.lr (now {rate:g}){scale}"
         f"{blame(moved, setup.schedule.name)}"
     )
 

@@ -13,7 +13,7 @@ import torch
 
 import fedcluster
 from fedcluster import Dataset
-from fedcluster.data.encoding import Category, Encoding, Moments, Number
+from fedcluster.data.encoding import Category, Encoding, Moments
 from fedcluster.data.sources import open_dataset
 from fedcluster.data.tables import Table
 from fedcluster.errors import BadData
@@ -266,20 +266,6 @@ def test_statistics_of_devices_pool_to_those_of_all_rows() -> None:
     assert together.pooled() == mixed.pooled() == Moments.gathered([m.told() for m in alone]).pooled()
     assert together.pooled() == pytest.approx((values.mean(), values.std()), rel=1e-10)
     assert Moments.of(np.full(7, 0.1)).pooled() == pytest.approx((0.1, 1.0))
-
-
-def test_an_encoding_can_be_sent() -> None:
-    encoding = Encoding((Number("a", 1.5, 2.0), Category("b", ("x", "y"))), "one-hot")
-    assert Encoding.from_dict(json.loads(json.dumps(encoding.to_dict()))) == encoding
-    wrongs: list[Any] = [{}, {"categories": "one-hot", "columns": []}, {"categories": 1, "columns": [{}]}, []]
-    for wrong in wrongs:
-        with pytest.raises(ValueError, match="none"):
-            Encoding.from_dict(wrong)
-    for mean, deviation in ((float("nan"), 1), (0, 0), (0, -1), (float("inf"), 1)):
-        with pytest.raises(ValueError, match="scale"):
-            Encoding.from_dict(
-                {"categories": "codes", "columns": [{"name": "a", "mean": mean, "deviation": deviation}]}
-            )
 
 
 def changed(column: str, row: int, value: Any) -> dict[str, Any]:

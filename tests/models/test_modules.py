@@ -138,6 +138,16 @@ def experiment(module: nn.Module, **keys: Any) -> fedcluster.Experiment:
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__.lower())
+def test_five_hundred_batches_of_one_shape(make: Callable[[], nn.Module]) -> None:
+    """Nothing that is prepared after some batches, such as a trace, may break or change a module."""
+    torch.manual_seed(0)
+    many = experiment(make()).override(rounds=1, **{"local.steps": 80})
+    result = fedcluster.run(many, display=Display())
+    assert result.history[-1]["device_updates"] * 80 >= 500
+    assert result.history[-1]["train_loss"] < 1.2  # log 3 by chance
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__.lower())
 def test_an_interrupted_run_writes_the_same_state_dict(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     """Resuming changes no bit, and the file has the whole state dict of the module."""
     torch.manual_seed(0)
