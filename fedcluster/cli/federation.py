@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fedcluster.cli.common import ExperimentFile, Out, Overrides, Resume, echo, exit_on_error, load, need_out
+from fedcluster.cli.report import LivePort, ShowLive, shown_live
 
 
 def serve(
@@ -24,6 +25,8 @@ def serve(
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for devices, and after failed rounds.")] = 600.0,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds for each cohort.")] = 600.0,
     min_updates: Annotated[int, typer.Option(min=1, help="Updates that a cycle needs.")] = 1,
+    live: ShowLive = False,
+    live_port: LivePort = 0,
 ) -> None:
     """Train an experiment on devices that join over the network."""
     with exit_on_error("--resume"):
@@ -38,7 +41,9 @@ def serve(
         from fedcluster.runs.directory import fresh
 
         serve_options = ServeOptions(nodes, wait, deadline, min_updates)
-        result = server.serve(described, where, certificates, out or fresh(experiment.stem), resume, serve_options)
+        out = out or fresh(experiment.stem)
+        with shown_live(live, live_port, out) as callbacks:
+            result = server.serve(described, where, certificates, out, resume, serve_options, callbacks=callbacks)
         last = result.history[-1]
         echo(
             f"{test_scores(last)}{last['round']} rounds, {last['device_updates']:,} device updates, "

@@ -1,11 +1,38 @@
-"""The command that shows runs in a browser."""
+"""The command that shows runs in a browser, and how other commands show theirs."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedcluster.cli.common import echo, exit_on_error
+
+if TYPE_CHECKING:
+    from fedcluster.training.callbacks import Callback
+
+ShowLive = Annotated[bool, typer.Option("--live", help="Show the run in the browser while it trains.")]
+LivePort = Annotated[
+    int,
+    typer.Option(
+        min=0, max=65535, metavar="PORT", help="Port of --live on 127.0.0.1. Default: any.", show_default=False
+    ),
+]
+
+
+@contextmanager
+def shown_live(wanted: bool, port: int, folder: Path) -> Iterator["list[Callback]"]:
+    """The callback that serves the report on the run in this folder, if it is wanted; under torchrun on rank 0."""
+    if not wanted or os.environ.get("RANK", "0") != "0":
+        yield []
+        return
+    from fedcluster.report.live import Live
+
+    with Live(folder, port) as live:
+        echo(f"Live report: {live.address}", err=True)
+        yield [live]
 
 
 def report(

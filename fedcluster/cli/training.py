@@ -19,6 +19,7 @@ from fedcluster.cli.common import (
     need_out,
     reading,
 )
+from fedcluster.cli.report import LivePort, ShowLive, shown_live
 
 ABSURD = 1000  # a training loss: guessing among 10,000 classes has 9.2
 REGRESSION = {"test_mse", "test_rmse", "test_mae", "test_r2"}  # whose losses are in units of the target
@@ -57,6 +58,8 @@ def run(
             help="Refuse algorithms that need more than one download and upload per device and round.",
         ),
     ] = False,
+    live: ShowLive = False,
+    live_port: LivePort = 0,
 ) -> None:
     """Train one experiment."""
     with exit_on_error("--resume"):
@@ -67,16 +70,19 @@ def run(
         from fedcluster.training.executors.processes import cores
         from fedcluster.training.run import run as train
 
-        result = train(
-            described,
-            out or fresh(experiment.stem),
-            resume,
-            workers=workers or cores(),
-            device=device,
-            cohorts=cohorts,
-            precision=precision,
-            strict_budget=strict_budget,
-        )
+        out = out or fresh(experiment.stem)
+        with shown_live(live, live_port, out) as callbacks:
+            result = train(
+                described,
+                out,
+                resume,
+                workers=workers or cores(),
+                device=device,
+                cohorts=cohorts,
+                precision=precision,
+                strict_budget=strict_budget,
+                callbacks=callbacks,
+            )
         if result.out is None:
             return  # torchrun's other ranks
         last = result.history[-1]

@@ -6,7 +6,7 @@
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from fedcluster.runs.directory import Folder, fresh
 from fedcluster.runs.progress import Display, default_display
 from fedcluster.runs.result import Result
 from fedcluster.training.best_model import keep_best
-from fedcluster.training.callbacks import CallbackList, Progress, stop_rule
+from fedcluster.training.callbacks import Callback, CallbackList, Progress, stop_rule
 from fedcluster.training.checkpoints import Checkpoints
 from fedcluster.training.description import describe, over_budget
 from fedcluster.training.loop import train
@@ -55,8 +55,9 @@ def serve(
     resume: bool,
     serve_options: ServeOptions,
     display: Display | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Run a federation from its first device to its final model."""
+    """Run a federation from its first device to its final model. `callbacks` watch it, as in `fedcluster.run`."""
     from fedcluster.flower.node import is_loopback
     from fedcluster.flower.superlink import SuperLink
 
@@ -80,7 +81,7 @@ def serve(
             display.announce(f"listening for devices on {listen[0]}:{proxy.port}")
             try:
                 with superlink.run() as grid:
-                    return deploy(experiment, grid, folder, keys, serve_options, display, proxy)
+                    return deploy(experiment, grid, folder, keys, serve_options, display, proxy, callbacks)
             except (httpx.HTTPError, ConnectionError) as error:
                 problem = "has ended" if superlink.gone else f"does not answer ({error})"
                 raise LostServer(
@@ -114,6 +115,7 @@ def deploy(
     serve_options: ServeOptions,
     display: Display,
     proxy: Proxy | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train with the devices that come. Loop, algorithms, acceptance and record are the simulator's."""
     registry = Registry(experiment, registry_file(folder))
@@ -158,7 +160,7 @@ def deploy(
         round_start = RoundStart(directory, schedule, serve_options.wait, f"--resume --out {folder.path}", least)
         with closing(recorder):
             own = [recorder, Progress(display, schedule.name), *keeping, saving, *releases, round_start, *tracked]
-            watching = CallbackList(own, rules, saved=True)
+            watching = CallbackList(own, [*rules, *callbacks], saved=True)
             state = train(setup, record, state, watching)
         if watching.stopped:
             display.say(f"stopped after round {state.round}: {watching.stopped}")

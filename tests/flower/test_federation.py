@@ -94,10 +94,11 @@ def summaries(lines: list[dict[str, Any]]) -> list[Any]:
 
 def test_devices_are_scored_as_in_simulation(twelve: Federation, tmp_path: Path) -> None:
     """On samples that they hold out, and do not train on, each with the model of its cluster."""
-    server = twelve.serve("scored", experiment=PLURALISTIC)
+    server = twelve.serve("scored", "--live", experiment=PLURALISTIC)
     history = fedcluster.run(pooled(twelve, PLURALISTIC, 12), tmp_path / "run", display=Display()).history
     said = twelve.finish(server, "scored")
     assert "round 2: 12 of 12 devices have sent their scores" in said
+    assert "Live report: http://127.0.0.1:" in said
     clusters = [f"cluster-{K}.safetensors" for K in range(3)]
     for name in ("model.safetensors", "devices.jsonl", "devices.parquet", *clusters):
         assert (twelve.folder / "scored" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from fedcluster.report.live import Live
 from fedcluster.report.page import Content, Table, write_page, write_report
 from tests.report.folders import cycle_line, write_lines, write_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="no Selenium: pip install selenium")
+By = pytest.importorskip("selenium.webdriver.common.by").By
+expected_conditions = pytest.importorskip("selenium.webdriver.support.expected_conditions")
+WebDriverWait = pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 needs_a_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no browser: apt-get install chromium-driver")
 pytestmark = [needs_a_browser, pytest.mark.xdist_group("browser")]
@@ -228,3 +232,33 @@ def test_both_colour_schemes(several: Path, show: Open) -> None:
         )
     assert {theme for theme, _ in seen} == {None, "dark", "light"}
     assert len({colour for _, colour in seen}) == 2
+
+
+def test_a_page_follows_a_run_and_reconnects(tmp_path: Path, browser: Any) -> None:
+    """The run writes, the server goes and comes back at its address, the run ends: the open page shows each."""
+
+    def wait_for(text: str) -> None:
+        said = (By.ID, "live")
+        WebDriverWait(browser, 20).until(expected_conditions.text_to_be_present_in_element(said, text))
+
+    def broken() -> str:
+        raise ConnectionError
+
+    folder = tmp_path / "run"
+    with Live(folder) as live:
+        live.thread.start()
+        browser.get(live.address)
+        wait_for("waiting for the run")
+        write_run(folder, rounds=2)
+        wait_for("live, round 2")
+        live.http.shutdown()
+        live.seen, live.data = None, broken  # type: ignore[method-assign]
+        (folder / "run.json").touch()
+        wait_for("reconnecting")
+        live.http.server_close()
+    with Live(folder, live.port) as live:
+        live.thread.start()
+        wait_for("live, round 2")
+    wait_for("finished")
+    assert len(browser.find_elements("css selector", "#curves .uplot")) == 2
+    browser.get_log("browser")  # Chromium logs connections that break

@@ -83,26 +83,24 @@
   // A page that is served gets its data again whenever the run has written something.
   function follow() {
     const sign = document.getElementById("live"), events = new EventSource("events");
-    let busy = false, again = false;
     const say = (text, lost) => { sign.hidden = false; sign.classList.toggle("lost", lost); sign.textContent = text; };
-    async function update() {
-      if (busy) { again = true; return; }
-      busy = true;
-      try {
-        Report.data = Report.decode(await (await fetch("data", { cache: "no-store" })).json());
-        const place = scrollY, inside = document.activeElement;
-        if (!inside || !inside.matches("input[type=search], select")) build();
-        scrollTo({ top: place, behavior: "instant" });
-        const run = Report.data.runs[0];
-        say(run && run.state === "finished" ? "finished" : "live", false);
-      } catch { say("reconnecting", true); }
-      busy = false;
-      if (again) { again = false; update(); }
-    }
+    const typing = () => document.activeElement && document.activeElement.matches("input[type=search], select");
+    const update = (event) => {
+      Report.data = Report.decode(JSON.parse(event.data));
+      const run = Report.data.runs[0];
+      say(run ? `live, round ${Report.last(run.rounds.round) || 0}` : "waiting for the run", false);
+      if (typing() && event.type !== "end") return;
+      const place = scrollY;
+      build();
+      scrollTo({ top: place, behavior: "instant" });
+    };
     events.addEventListener("change", update);
-    events.addEventListener("open", () => say("live", false));
+    events.addEventListener("end", (event) => {
+      events.close();
+      update(event);
+      say(Report.data.runs.length ? Report.data.runs[0].state : "ended", false);
+    });
     events.addEventListener("error", () => say("reconnecting", true));
-    events.addEventListener("end", () => { events.close(); say("ended", false); });
   }
 
   Report.data = Report.decode(JSON.parse(document.getElementById("data").textContent));
