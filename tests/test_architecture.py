@@ -12,7 +12,7 @@ import pytest
 import fedcluster
 
 ROOT = Path(fedcluster.__file__).parent
-ORDER = ["", "data", "fleet", "models", "algorithms", "privacy", "secure_aggregation", "runs", "training"]
+ORDER = ["", "data", "fleet", "models", "algorithms", "attacks", "privacy", "secure_aggregation", "runs", "training"]
 ORDER += ["analysis", "report", "cli"]
 ROOT_FOLDERS = {"experiment"}  # packages that belong to the root, with the package's own files
 ENTRANCES = {"__init__.py", "__main__.py"}  # they name everything, and import it late

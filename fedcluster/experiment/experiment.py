@@ -18,6 +18,7 @@ from fedcluster.experiment.sections import (
     Accept,
     Aggregation,
     Algorithm,
+    Attack,
     Centralized,
     Clock,
     Clusters,
@@ -55,6 +56,7 @@ class Experiment(Section):
     metrics: Annotated[tuple[Any, ...], Field(strict=False, max_length=100)] | None = None
     server: Server = Server()
     accept: Accept = Accept()
+    attack: Attack | None = None
     centralized: Centralized = Centralized()
     clock: Clock | None = None
     privacy: Privacy | None = None
@@ -97,6 +99,15 @@ class Experiment(Section):
                 raise ValueError(
                     f'local.{key} = {json.dumps(given)} is not allowed with algorithm = "{self.algorithm.name}": {why}'
                 )
+        return self
+
+    @model_validator(mode="after")
+    def attack_has_devices(self) -> "Experiment":
+        if self.attack is not None and self.method != "fedcluster":
+            raise ValueError(
+                f'[attack] is of devices, and method = "{self.method}" has none: remove it, or compare with --methods '
+                "fedavg,fedcluster"
+            )
         return self
 
     def sections(self) -> dict[str, Any]:

@@ -297,12 +297,14 @@ SERVER_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class Accept(Section):
-    """What an update is held to. `norm_bound`: it may move so many times as far as the median update. `sample_cap`: a
+    """What an update is held to. `norm_bound`: it may move so many times as far as the median update. `cycle_bound`: a
+    cycle's aggregate may move the model so many times as far as the median cycle, and is clipped to it. `sample_cap`: a
     device counts for so many times the samples of the median device. Left out, a federation, where sample counts are
     claims, has `CLAIM_CAP`, and a simulation, which knows them, has none."""
 
     norm_bound: AtLeastOne | Literal["off"] = NORM_BOUND
     sample_cap: AtLeastOne | Literal["off"] | None = None
+    cycle_bound: AtLeastOne | None = None
 
     @property
     def max_movement(self) -> float:
@@ -313,6 +315,19 @@ class Accept(Section):
         if self.sample_cap is None:
             return CLAIM_CAP if claimed else math.inf
         return math.inf if self.sample_cap == "off" else self.sample_cap
+
+
+class Attack(Part):
+    """Malicious devices in a simulation: `share` of all, and whether they are spread over the clusters or fill one
+    cluster after the other. The attack that `name` names declares options of its own."""
+
+    registry = "fedcluster.attacks.registry:ATTACKS"
+    name: Any = "sign_flip"
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    placement: Literal["spread", "concentrated"] = "spread"
+
+    def __init__(self, **keys: Any) -> None:  # any key: the attack declares its own
+        super().__init__(**keys)
 
 
 class Centralized(Section):
@@ -451,7 +466,7 @@ class Track(Section):
         return tuple(check_name(name, TRACKERS) for name in to)
 
 
-NAMING: dict[str, type[Part]] = {"fleet": Fleet, "clusters": Clusters}
+NAMING: dict[str, type[Part]] = {"fleet": Fleet, "clusters": Clusters, "attack": Attack}
 """The sections that name a part by another key than `name`, and have keys besides its options."""
 
 SECTIONS: dict[str, type[Section]] = {
@@ -465,6 +480,7 @@ SECTIONS: dict[str, type[Section]] = {
     "aggregation": Aggregation,
     "server": Server,
     "accept": Accept,
+    "attack": Attack,
     "centralized": Centralized,
     "clock": Clock,
     "privacy": Privacy,

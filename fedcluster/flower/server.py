@@ -97,6 +97,8 @@ def check(experiment: Experiment) -> None:
         raise BadExperiment(
             "[clock] simulates time, and a federation runs in real time: remove it, or use fedcluster run"
         )
+    if experiment.attack is not None:
+        raise BadExperiment("[attack] simulates malicious devices: remove it, or use fedcluster run")
     if experiment.clusters.overlap:
         raise BadExperiment("clusters.overlap: clusters of a federation train one after another: leave it out")
     if clusterings.needs(experiment.clusters) == "gradients":

@@ -63,12 +63,9 @@ class Record:
         seconds: float,
         before: State,
         after: State,
-        undone: str | None = None,
-        too_few: int | None = None,
-        no_sum: str | None = None,
+        remarks: Line | None = None,
     ) -> Line:
-        """The line of a cycle. `undone` says why it was undone. `too_few` is the number of updates of a cycle that
-        failed because it needed more; `no_sum` says why a cycle has no secure sum."""
+        """The line of a cycle. `remarks` are what only some cycles have: why it was undone, for example."""
         cycle, changed = outcome.reported, after.model is not before.model
         moved, cosine, self.movement = measure(before.w, after.w, self.movement)
         self.seconds += seconds
@@ -89,9 +86,7 @@ class Record:
             "seconds": seconds,
             **({"diverged": True} if any(refusal.diverged for refusal in refusals) else {}),
             **({"discarded": self.ledger.discarded} if self.ledger.discarded else {}),
-            **({"undone": undone} if undone else {}),
-            **({"too_few": too_few} if too_few else {}),
-            **({"no_sum": no_sum} if no_sum else {}),
+            **{name: remark for name, remark in (remarks or {}).items() if remark},
             **({"faults": self.ledger.faults} if self.ledger.faults else {}),
             **({"staleness": cycle.staleness} if cycle.staleness else {}),
             **(simulated(outcome) if self.timed else {}),

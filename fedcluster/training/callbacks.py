@@ -92,6 +92,9 @@ class Progress(Callback):
         if "too_few" in line:
             few = f"too few updates ({line['too_few']}), so the model stays as it is"
             self.display.say(f"{where}, cluster {line['cluster']}: {few}")
+        if "clipped" in line:
+            far = "moved the model by {moved:.3g}, clipped to the {allowed:.3g} that accept.cycle_bound allows"
+            self.display.say(f"{where}, cluster {line['cluster']}: the cycle {far.format(**line['clipped'])}")
         for device, reason in line.get("faults", ())[:REPORTED]:
             self.display.say(f"{where}: device {self.name(device)}: {reason}")
         if "no_sum" in line:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -14,9 +14,11 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.optimizers import learning_rate
 from fedcluster.rng import stream
 from fedcluster.runs.ledger import Ledger
+from fedcluster.runs.metrics import Line
 from fedcluster.state import Accepted, Aggregate, State, Tensors
 from fedcluster.training import divergence
 from fedcluster.training.acceptance import accept
+from fedcluster.training.cycle_bound import Clipped, bounded
 from fedcluster.training.executors.distributed import (
     all_gather_norms,
     all_gather_refusals,
@@ -33,7 +35,8 @@ from fedcluster.training.setup import Setup
 class CycleResult:
     """The state after a cycle, who took part, and the updates that moved furthest. `undone` says why the cycle was
     undone; `too_few` is the number of updates of a cycle that failed because it needed more; `failed` says why a
-    cycle has no secure sum."""
+    cycle has no secure sum; `clipped` says how far it would have moved the model; `malicious` are the devices of the
+    cohort that are, in a simulated attack."""
 
     state: State
     outcome: CycleOutcome
@@ -41,6 +44,19 @@ class CycleResult:
     undone: str | None = None
     too_few: int | None = None
     failed: str | None = None
+    clipped: Clipped | None = None
+    malicious: list[int] = field(default_factory=list)
+
+    @property
+    def remarks(self) -> Line:
+        """What the cycle's line says of it besides what every line says."""
+        return {
+            "undone": self.undone,
+            "too_few": self.too_few,
+            "no_sum": self.failed,
+            "clipped": self.clipped and asdict(self.clipped),
+            "malicious": self.malicious,
+        }
 
 
 def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> CycleResult:
@@ -78,6 +94,9 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
         furthest += far
         if setup.initial_device_state or len(phases) > 1:
             cycle = only(cycle, accepted)  # a device that is missing or refused is out for the rest of the cycle
+    clipped = None
+    if setup.experiment.accept.cycle_bound is not None and setup.devices:
+        state, clipped = bounded(before, state, setup.experiment.accept.cycle_bound)
     if setup.optimizer is not None:
         state = setup.optimizer.step(before, state, setup.rates.server(before.round, before.cycle))
     ledger.refusals = all_gather_refusals(ledger.refusals)
@@ -93,7 +112,8 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     if setup.experiment.pluralistic is not None:
         state = pluralistic.step(setup.experiment.pluralistic, before, state, cycle)
     state = replace(state, server=state.server | kept, cycle=cycle.cycle + 1, time=outcome.time)
-    return CycleResult(state, outcome, furthest, undone, too_few, failed)
+    malicious = [k for k in outcome.reported.cohort.tolist() if setup.attacker and k in setup.attacker.devices]
+    return CycleResult(state, outcome, furthest, undone, too_few, failed, clipped, malicious)
 
 
 def run_phase(

@@ -20,6 +20,7 @@ SAMPLE = 2000  # rows of the pooled training data; all of them when there are fe
 CHUNK = 250  # rows at a time, so that activations stay small,
 MAX_OUTPUTS = 2**26  # and no more numbers of output than this
 ACCURACY = METRICS["accuracy"]
+BACKDOOR = "backdoor_success"  # the share of triggered samples that are answered as the attackers want
 
 Sums = dict[str, Tensor]
 """What the loss and the metrics are made from, by name, in float64. Sums of different samples can be added."""
@@ -44,6 +45,7 @@ class Evaluator:
         self.flat_model, self.dataset, self.task, self.threads = flat_model, dataset, task or Classification(), 1
         self.metrics = find_metrics(self.task.metrics) if metrics is None else metrics
         at = None if dataset is None or rows is None else torch.from_numpy(rows)
+        self.triggered: tuple[Tensor, Tensor] | None = None  # samples with a backdoor's trigger, and what it asks for
         self.sample = None if dataset is None or at is None else (dataset.x_train[at], dataset.y_train[at])
 
     def __call__(self, w: Tensor) -> dict[str, float]:
@@ -51,13 +53,17 @@ class Evaluator:
             return {}
         train = {} if self.sample is None else {"train_loss": self.measure(w, *self.sample, ())["loss"]}
         test = self.measure(w, self.dataset.x_test, self.dataset.y_test, self.metrics)
-        return train | {f"test_{name}": value for name, value in test.items()}
+        scores = train | {f"test_{name}": value for name, value in test.items()}
+        if self.triggered is not None:
+            scores[BACKDOOR] = self.measure(w, *self.triggered, (ACCURACY,))[ACCURACY.name]
+        return scores
 
     def directions(self) -> dict[str, bool]:
         """The names of the scores with one value, and whether a higher one is better."""
         train = {} if self.sample is None else {"train_loss": False}
         metrics = {f"test_{metric.name}": metric.higher_is_better for metric in self.metrics if not metric.several}
-        return {} if self.dataset is None else train | {"test_loss": False} | metrics
+        backdoor = {} if self.triggered is None else {BACKDOOR: False}
+        return {} if self.dataset is None else train | {"test_loss": False} | metrics | backdoor
 
     @cached_property
     def pool(self) -> ThreadPoolExecutor:

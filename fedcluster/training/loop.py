@@ -40,7 +40,7 @@ def run_rounds(setup: Setup, record: Record, state: State, callbacks: CallbackLi
             result = run_cycle(setup, record.ledger, state, cycle)  # W_{jM+K} -> W_{jM+K+1}
             state, moved = result.state, moved + result.furthest
             seconds = time.perf_counter() - began
-            line = record.cycle(result.outcome, seconds, before, state, result.undone, result.too_few, result.failed)
+            line = record.cycle(result.outcome, seconds, before, state, result.remarks)
             callbacks.call("on_cycle_end", line, state)
         if must_repeat(setup, start, state):
             divergence.check_failed_round(setup, record.cycles, start.round, moved)

@@ -23,6 +23,7 @@ from fedcluster.runs.metrics import CYCLES, METRICS, Kept, Line, Record, read_li
 from fedcluster.runs.plots import curves, device_plot
 from fedcluster.state import State
 from fedcluster.training.description import describe
+from fedcluster.training.executors.attacked import honest
 from fedcluster.training.executors.stacked import Stacked
 from fedcluster.training.fleet_summary import summarize
 from fedcluster.training.setup import Setup
@@ -85,7 +86,7 @@ def facts(setup: Setup, start: Line | None = None) -> dict[str, Any]:
         "task": setup.task.name,
         "arithmetic": setup.flat_model.arithmetic,
         "precision": setup.flat_model.precision,
-        "cohorts": "stacked" if isinstance(setup.executor, Stacked) else "sequential",
+        "cohorts": "stacked" if isinstance(honest(setup.executor), Stacked) else "sequential",
         "fingerprints": fingerprints(setup),
         "start": setup.evaluate(setup.start.model) if start is None else start,
     }
@@ -116,6 +117,7 @@ def fingerprints(setup: Setup) -> dict[str, str]:
         "loss": getattr(experiment.task.options, "loss", None),
         "algorithm": experiment.algorithm.name,
         "aggregation": experiment.aggregation.name,
+        "attack": experiment.attack and experiment.attack.name,
         **{f"transform {number}": given for number, given in enumerate(experiment.transforms)},
         **{f"metric {number}": given for number, given in enumerate(experiment.metrics or ())},
     }

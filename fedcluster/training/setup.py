@@ -12,6 +12,8 @@ from fedcluster import algorithms
 from fedcluster.algorithms import overlap
 from fedcluster.algorithms.aggregation import checks as aggregation
 from fedcluster.algorithms.transforms import Transforms
+from fedcluster.attacks import attacker as attackers
+from fedcluster.attacks.attacker import Attacker
 from fedcluster.data import sources
 from fedcluster.data.dataset import Dataset, DataSpec
 from fedcluster.data.partition import Ints, Partition, one_device
@@ -38,8 +40,10 @@ from fedcluster.reporting import Say, Track, silent, untracked
 from fedcluster.runs.ledger import size
 from fedcluster.secure_aggregation import checks as secure_checks
 from fedcluster.state import State, Tensors
+from fedcluster.training.cycle_bound import CYCLE
 from fedcluster.training.device_evaluation import DeviceEvaluation, DeviceEvaluator
 from fedcluster.training.evaluation import SAMPLE, Evaluator
+from fedcluster.training.executors.attacked import Attacked
 from fedcluster.training.executors.distributed import Distributed, broadcast_array, is_distributed
 from fedcluster.training.executors.in_process import Executor, InProcess, Trainer
 from fedcluster.training.executors.processes import Workers, sendable
@@ -75,6 +79,7 @@ class Setup:
     initial_device_state: Tensors  # what a device keeps that has not taken part
     devices: int  # on the ledger
     privacy: Mechanism | None = None
+    attacker: Attacker | None = None  # in a simulation with [attack]
     secure: SecureDevices | None = None  # where the server learns sums of updates only
     min_updates: int = 0  # with fewer a cycle fails, and a round of nothing else is taken again: in a federation
 
@@ -100,6 +105,7 @@ def prepare(
     schedule = Schedule(options, fleet, clusters, seed, over_select, mechanisms.sampling(experiment, seed))
     central = experiment.method == "centralized"
     local = pooled_budget(experiment, fleet, schedule, say) if central else experiment.local
+    attacker = build_attacker(experiment, dataset, clusters, say)
     trainer = build_trainer(experiment, dataset.spec, device, local, precision)
     flat_model = trainer.flat_model
     check_output(flat_model, dataset, task)
@@ -114,12 +120,15 @@ def prepare(
         experiment,
         trainer,
         schedule,
-        InProcess(trainer, dataset, partition),
+        InProcess(trainer, dataset, partition, attacker),
         dataset.spec,
         dataset,
         partition,
         sample,
     )
+    if attacker is not None:
+        setup = replace(setup, attacker=attacker)
+        setup.evaluate.triggered = attacker.attack.triggered(dataset.x_test, dataset.y_test)
     if held_out is not None:
         by_device = DeviceEvaluator(setup.evaluate, held_out, clusters, experiment.eval, seed)
         setup = replace(setup, evaluate_devices=by_device)
@@ -162,6 +171,8 @@ def assemble(
     mechanism = mechanisms.build(experiment, schedule)
     if mechanism is not None:
         start = replace(start, server=start.server | mechanism.initial_server_state(start))
+    if experiment.accept.cycle_bound is not None:
+        start = replace(start, norms=start.norms | {CYCLE: ()})
     return Setup(
         experiment=experiment,
         dataset=dataset,
@@ -294,6 +305,16 @@ def build_clusters(
     return cluster_fleet(options, fleet, seed, sketches)
 
 
+def build_attacker(experiment: Experiment, dataset: Dataset, clusters: Clusters, say: Say) -> Attacker | None:
+    """The attacker, where the experiment has one, and a sentence on who is malicious."""
+    if experiment.attack is None:
+        return None
+    found = attackers.build(experiment.attack, dataset.spec, clusters, experiment.clusters, experiment.seed)
+    hit = [len(found.devices.intersection(members.tolist())) for members in clusters.members]
+    say(f"{len(found.devices):,} devices in {np.count_nonzero(hit):,} of {len(hit):,} clusters are malicious")
+    return found
+
+
 def unequal_clusters(setup: Setup) -> str | None:
     """A sentence where the clusters' weights q_K differ. Clusters that are redrawn every round are equal on average."""
     options = setup.experiment.clusters
@@ -302,27 +323,33 @@ def unequal_clusters(setup: Setup) -> str | None:
     return setup.clusters.inequality(setup.fleet)
 
 
-def executor_of(experiment: Experiment, dataset: Dataset, precision: str = "float32") -> InProcess:
+def executor_of(
+    experiment: Experiment, dataset: Dataset, precision: str = "float32", attacker: Attacker | None = None
+) -> InProcess:
     """What a worker process needs, built from the experiment: every process builds the same one. The data set is
     the one that is trained on, after the partition has changed its features, if it does."""
     _, partition = fleets.build(experiment.fleet, dataset, experiment.seed)
     trainer = build_trainer(experiment, dataset.spec, precision=precision)
-    return InProcess(trainer, dataset, partition)
+    return InProcess(trainer, dataset, partition, attacker)
 
 
 def choose_executor(setup: Setup, workers: int, cohorts: str, say: Say = silent) -> Setup:
-    """Let a cohort be trained at once, or by several processes, torchrun's or our own, where there is something to
-    share out, and its updates be summed securely, if the experiment says so."""
-    privacy = setup.experiment.privacy
-    if privacy is None or not privacy.secure_aggregation:
-        return share_out(setup, workers, cohorts, say)
-    if is_distributed():
+    """The executor for this many processes, with the attacker between it and the server, and with updates summed
+    securely, if the experiment says so."""
+    privacy, attacker = setup.experiment.privacy, setup.attacker
+    secure = privacy is not None and privacy.secure_aggregation
+    if secure and is_distributed():
         raise BadExperiment("privacy.secure_aggregation is not possible under torchrun: run it without")
     setup = share_out(setup, workers, cohorts, say)
-    return replace(setup, secure=SimulatedDevices(setup.executor))
+    if attacker is not None and attacker.forges:
+        upload_specs = [phase.upload_spec(setup.start) for phase in setup.algorithm.phases]
+        setup = replace(setup, executor=Attacked(setup.executor, attacker, upload_specs))
+    return replace(setup, secure=SimulatedDevices(setup.executor)) if secure else setup
 
 
 def share_out(setup: Setup, workers: int, cohorts: str, say: Say) -> Setup:
+    """Let a cohort be trained at once, or by several processes, torchrun's or our own, where there is something to
+    share out."""
     experiment, here = setup.experiment, setup.executor
     assert isinstance(here, InProcess)
     setup.evaluate.threads = workers

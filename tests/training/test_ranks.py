@@ -63,7 +63,8 @@ def test_two_ranks_find_what_one_finds(algorithm: str, steps: Any, cycling: dict
         "pluralistic": {},
     }
     if algorithm == "scaffold":
-        sections |= {"aggregation": {"name": "norm_clip", "times": 0.9, "bucketing": 2}}
+        sections |= {"aggregation": {"name": "norm_clip", "times": 0.9, "bucketing": 2}, "accept": {"cycle_bound": 1.0}}
+        sections |= {"attack": {"name": "little_is_enough", "share": 0.3}}
     if "overlap" in cycling:
         sections["clock"] = {"dropout": 0.2}
     experiment = fedcluster.Experiment(**KEYS | sections | {"rounds": 4, "local": local})

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from fedcluster.algorithms import FedAvg
 from fedcluster.algorithms.transforms import Transforms
+from fedcluster.attacks.attacker import Attacker
 from fedcluster.data.dataset import Dataset
 from fedcluster.data.partition import Partition
 from fedcluster.errors import BadExperiment
@@ -56,10 +57,13 @@ class Trainer:
 
 
 class InProcess:
-    """Trains one device after the other in this process, in the order of the cohort."""
+    """Trains one device after the other in this process, in the order of the cohort. An `attacker` changes the samples
+    of its devices."""
 
-    def __init__(self, trainer: Trainer, dataset: Dataset, partition: Partition) -> None:
-        self.trainer, self.dataset = trainer, dataset
+    def __init__(
+        self, trainer: Trainer, dataset: Dataset, partition: Partition, attacker: Attacker | None = None
+    ) -> None:
+        self.trainer, self.dataset, self.attacker = trainer, dataset, attacker
         self.algorithm, self.flat_model, self.transforms = trainer.algorithm, trainer.flat_model, trainer.transforms
         self.options, self.seed = trainer.local, trainer.seed
         check_work(self.options, partition)
@@ -75,12 +79,18 @@ class InProcess:
                 device_states[device] = kept
             yield Update(device, cycle.round, cycle.cycle, message)
 
+    def batches(self, place: tuple[int, int, int], lr: float) -> Batches:
+        """The batches of one device, which is the last number of its place."""
+        dataset, rows = self.dataset, self.rows(place[2])
+        if self.attacker is not None:
+            dataset, rows = self.attacker.samples(place[2], dataset, rows)
+        return Batches(dataset, rows, self.options, self.seed, place, lr)
+
     def train_device(
         self, phase: int, place: tuple[int, int, int], received: Tensors, device_states: Tensors | None
     ) -> tuple[Tensors, Tensors]:
         """Train one device: its upload and its new state. If that state is not finite, the device keeps its old one."""
-        lr = learning_rate(self.options, received)
-        batches = Batches(self.dataset, self.rows(place[2]), self.options, self.seed, place, lr)
+        batches = self.batches(place, learning_rate(self.options, received))
         before = self.initial_device_state if device_states is None else device_states
         kept = dict(before)
         message = self.phases[phase].train(self.flat_model, received, batches, kept)

@@ -29,6 +29,7 @@ import torch
 from torch import multiprocessing as mp
 
 from fedcluster.allocator import keep_memory
+from fedcluster.attacks.attacker import Attacker
 from fedcluster.data.dataset import Dataset
 from fedcluster.errors import FedClusterError, NotAlike
 from fedcluster.experiment import Experiment
@@ -112,7 +113,8 @@ class Workers:
 
     def start(self) -> None:
         ours, theirs = self.context.Pipe()
-        arguments = (theirs, self.experiment, self.here.dataset, self.here.flat_model.precision, self.buffers)
+        here = self.here
+        arguments = (theirs, self.experiment, here.dataset, here.flat_model.precision, here.attacker, self.buffers)
         process = self.context.Process(target=work_spawned, args=arguments, daemon=True)
         with defer_interrupts():
             process.start()
@@ -278,7 +280,12 @@ def work_forked(
 
 
 def work_spawned(
-    connection: Connection, experiment: Experiment, dataset: Dataset, precision: str, buffers: list[PhaseBuffers]
+    connection: Connection,
+    experiment: Experiment,
+    dataset: Dataset,
+    precision: str,
+    attacker: Attacker | None,
+    buffers: list[PhaseBuffers],
 ) -> None:
     """A spawned worker."""
     keep_memory()
@@ -286,7 +293,7 @@ def work_spawned(
     def build() -> InProcess:
         from fedcluster.training.setup import executor_of
 
-        return executor_of(experiment, dataset, precision)
+        return executor_of(experiment, dataset, precision, attacker)
 
     work(connection, buffers, build)
 

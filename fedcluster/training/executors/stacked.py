@@ -81,7 +81,7 @@ class Stacked:
         here = self.here
         places = [(cycle.round, cycle.cycle, device) for device in cycle.cohort.tolist()]
         lr = learning_rate(here.options, received)
-        batches = {k: Batches(here.dataset, here.rows(k), here.options, here.seed, (j, K, k), lr) for j, K, k in places}
+        batches = {place[2]: here.batches(place, lr) for place in places}
 
         def alike(device: int) -> tuple[int, int]:
             return len(batches[device].rows), batches[device].steps

@@ -1,0 +1,1 @@
+"""Attacks: what malicious devices of a simulation do to their samples and to the updates that they send."""
