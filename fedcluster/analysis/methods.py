@@ -1,6 +1,7 @@
 """The methods that a comparison can name, at the same budget.
 
 "fedcluster" is the experiment itself, "fedavg" has one cluster of all devices, "centralized" is SGD on the pooled data.
+"fedcluster+" is FedCluster with momentum over a round on the server (`server.optimizer = "round_momentum"`).
 With "minibatch" a device takes one step in place of E, on a batch of E x local.batch samples: it uses as many samples
 and does not train locally. Woodworth, Patel, Srebro: Minibatch vs Local SGD for Heterogeneous Distributed Learning,
 NeurIPS 2020.
@@ -17,7 +18,7 @@ from fedcluster.fleet.clustering import clusters
 from fedcluster.fleet.schedule import Schedule, taking_part
 from fedcluster.models import tasks
 
-WITH_CLUSTERS = ("fedcluster", "minibatch")
+WITH_CLUSTERS = ("fedcluster", "fedcluster+", "minibatch")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Methods:
             keys |= {f"clusters.{key}": value for key, value in one_cluster.items()}
         if method == "centralized":
             keys |= {"method": "centralized"}
+        if method == "fedcluster+":
+            keys |= {"server.optimizer": "round_momentum"}
         if method == "minibatch":
             keys |= {"local.steps": 1, "local.batch": samples(self.experiment.local)}
         return self.experiment.override(**keys)

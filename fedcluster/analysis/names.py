@@ -2,7 +2,7 @@
 and complete these names before torch is imported."""
 
 DEFAULT_METHODS = ("fedavg", "fedcluster", "centralized")
-METHODS = (*DEFAULT_METHODS, "minibatch")
+METHODS = (*DEFAULT_METHODS, "fedcluster+", "minibatch")
 RATES = ("paper", "equal", "tuned")
 AXES = ("rounds", "aggregations", "updates", "bytes", "time")  # time: with simulated time only
 PAPER_AXES = AXES[:-1]

@@ -107,7 +107,7 @@ def compare(
         str,
         typer.Option(
             metavar="NAMES",
-            help="Methods to compare, separated by commas: also minibatch.",
+            help="Methods to compare, separated by commas: also fedcluster+, minibatch.",
             autocompletion=completion.methods,
         ),
     ] = ",".join(DEFAULT_METHODS),

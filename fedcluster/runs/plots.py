@@ -15,6 +15,7 @@ from fedcluster.runs.metrics import Line
 MOST_CLUSTERS = 20  # with a colour each
 COLOURS = {
     "fedcluster": "#0072B2",
+    "fedcluster+": "#CC79A7",
     "fedavg": "#D55E00",
     "centralized": "#5A5A5A",
     "minibatch": "#009E73",
@@ -22,6 +23,7 @@ COLOURS = {
 }
 LABELS = {
     "fedcluster": "FedCluster",
+    "fedcluster+": "FedCluster+",
     "fedavg": "FedAvg",
     "centralized": "centralized SGD",
     "minibatch": "minibatch SGD",

@@ -58,17 +58,23 @@ def cohorts(out: Path, M: int = len(CLUSTERS)) -> Cohorts:
     return [by_cycle[first : first + M] for first in range(0, len(by_cycle), M)]
 
 
+ROWS = {k: np.flatnonzero(DATA["device_train"] == k) for k in range(10)}
+
+
+def batches(j: int, K: int, k: int) -> list[Any]:
+    return list(ROWS[k][stream(0, "batch", j, K, k).integers(len(ROWS[k]), size=(STEPS, BATCH))])
+
+
+def gradient(k: int, w: NDArray[np.float64], batch: Any) -> NDArray[np.float64]:
+    return softmax_regression(w, DATA["x_train"][batch].astype(np.float64), DATA["y_train"][batch])
+
+
+def start() -> NDArray[np.float64]:
+    return torch.cat([p.detach().flatten() for p in softmax((5,), 3).parameters()]).double().numpy()
+
+
 def read_again(method: str, who: Cohorts, **keys: Any) -> list[NDArray[np.float64]]:
-    rows = {k: np.flatnonzero(DATA["device_train"] == k) for k in range(10)}
-
-    def batches(j: int, K: int, k: int) -> list[Any]:
-        return list(rows[k][stream(0, "batch", j, K, k).integers(len(rows[k]), size=(STEPS, BATCH))])
-
-    def gradient(k: int, w: NDArray[np.float64], batch: Any) -> NDArray[np.float64]:
-        return softmax_regression(w, DATA["x_train"][batch].astype(np.float64), DATA["y_train"][batch])
-
-    start = torch.cat([p.detach().flatten() for p in softmax((5,), 3).parameters()]).double().numpy()
-    return train(method, who, start, gradient, batches, {k: len(rows[k]) for k in rows}, LR, **keys)
+    return train(method, who, start(), gradient, batches, {k: len(ROWS[k]) for k in ROWS}, LR, **keys)
 
 
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -95,11 +101,26 @@ def test_agrees_with_numpy(method: str, order: str, tmp_path: Path) -> None:
 
 
 def test_ghbm_with_tau_1_is_fedcm(tmp_path: Path) -> None:
-    """FedCM's direction is the last cycle's movement, W_{t-1} - W_t, spread over the local steps."""
-    described = experiment(tmp_path, algorithm={"name": "ghbm", "beta": 0.7, "tau": 1})
+    """Xu et al.: FedCM: Federated Learning with Client-level Momentum, 2021. Local steps w <- w - eta v with
+
+        v = alpha g + (1 - alpha) D_t,    D_{t+1} = (W_t - W_{t+1}) / (eta E),    D_0 = 0
+
+    are those of ghbm with lr = alpha eta and beta = 1 - alpha."""
+    alpha = 0.3
+    eta = LR / alpha
+    described = experiment(tmp_path, algorithm={"name": "ghbm", "beta": 1 - alpha, "tau": 1})
     ours = run(described, tmp_path / "run")
-    who = cohorts(tmp_path / "run")
-    np.testing.assert_allclose(ours, read_again("ghbm", who, beta=0.7, tau=1)[-1], rtol=2e-5, atol=2e-6)
+    W, D = start(), np.zeros_like(start())
+    for j, cycles in enumerate(cohorts(tmp_path / "run")):
+        for K, cohort in enumerate(cycles):
+            total, new = sum(len(ROWS[k]) for k in cohort), np.zeros_like(W)
+            for k in cohort:
+                w = W
+                for batch in batches(j, K, k):
+                    w = w - eta * (alpha * gradient(k, w, batch) + (1 - alpha) * D)
+                new = new + len(ROWS[k]) / total * w
+            W, D = new, (W - new) / (eta * STEPS)
+    np.testing.assert_allclose(ours, W, rtol=2e-5, atol=2e-6)
 
 
 NOTHING: dict[str, dict[str, Any]] = {
@@ -182,6 +203,7 @@ KEEPING: dict[str, dict[str, Any]] = {
     "local_ghbm": {"algorithm": {"name": "local_ghbm"}},
     "fedhbm": {"algorithm": {"name": "fedhbm"}},
     "balanced": {"clusters_keys": {"order": "balanced"}},
+    "sample": {"clusters_keys": {"weighting": "sample"}},
 }
 
 
@@ -201,6 +223,15 @@ def test_a_run_stopped_within_a_round_ends_at_the_same_bytes(
         fedcluster.run(described, tmp_path / "stopped", display=Display(), callbacks=[Stop()])
     fedcluster.run(described, tmp_path / "stopped", resume=True, display=Display())
     assert essence(tmp_path / "stopped") == essence(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_workers_change_nothing(name: str, tmp_path: Path) -> None:
+    """Cohorts of up to three devices: four processes are more than there is work for."""
+    described = experiment(tmp_path, **KEEPING[name])
+    for workers in (1, 2, 4):
+        fedcluster.run(described, tmp_path / str(workers), display=Display(), workers=workers)
+    assert essence(tmp_path / "1") == essence(tmp_path / "2") == essence(tmp_path / "4")
 
 
 @pytest.mark.parametrize("name", ["ghbm", "local_ghbm", "fedhbm"])

@@ -58,6 +58,15 @@ def test_minibatch_sgd_takes_one_step_on_as_many_samples(local: dict[str, Any], 
     assert fedcluster.run(by_hand).history[-1]["train_loss"] == theirs["train_loss"]
 
 
+def test_fedcluster_plus_has_momentum_over_a_round() -> None:
+    experiment = SMALL.override(rounds=4)
+    result = fedcluster.compare(experiment, ["fedcluster", "fedcluster+"], seeds=1)
+    ours, theirs = (outcome.histories[0][-1] for outcome in result.outcomes)
+    assert (ours["bytes_up"], ours["bytes_down"]) == (theirs["bytes_up"], theirs["bytes_down"])
+    by_hand = fedcluster.run(experiment.override(**{"server.optimizer": "round_momentum"})).history[-1]
+    assert ours["train_loss"] != theirs["train_loss"] == by_hand["train_loss"]
+
+
 @pytest.mark.parametrize(
     ("devices", "count", "participation", "updates"),
     [

@@ -56,17 +56,18 @@ def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "fedprox": {"local.optimizer": "adam", "local.lr": 0.002},
-    "scaffold": {},
-    "vrl_sgd": {"local.steps": [3, 6]},  # two phases
-    "mime": {"local.optimizer": "momentum"},  # the second does not send the model again
+    "fedprox": {"local.optimizer": "adam", "local.lr": 0.002, "server": {"optimizer": "round_momentum"}},
+    "scaffold": {"server": {"optimizer": "round_momentum", "memory": "held"}},
+    "vrl_sgd": {"local.steps": [3, 6], "server": {"optimizer": "amplified"}},  # two phases
+    "mime": {"local.optimizer": "momentum", "clusters.weighting": "sample"},  # the second does not send the model again
     "fedhbm": {
         "local.schedule": {"name": "cosine"},
         "clusters.participation": 1.0,
         "aggregation": {"name": "trimmed_mean", "beta": 0.25},
         "accept.cycle_bound": 1.0,
     },
-    "fedavg": {"task": {"name": "regression", "loss": "huber"}},
+    "local_ghbm": {"clusters.order": "balanced"},
+    "ghbm": {"task": {"name": "regression", "loss": "huber"}},
 }
 
 

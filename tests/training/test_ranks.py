@@ -44,22 +44,24 @@ def launch(folder: Path, words: list[str]) -> "subprocess.CompletedProcess[str]"
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "steps", "cycling"),
+    ("algorithm", "steps", "cycling", "server"),
     [
-        ("fedavg", 10, {"order": "balanced"}),
-        ("scaffold", 10, {"order": "balanced"}),
-        ("vrl_sgd", [3, 6], {"order": "balanced"}),
-        ("local_ghbm", 10, {"overlap": 2}),
-        ("tests.rank_faults:Astray", 10, {"order": "balanced"}),
+        ("ghbm", 10, {"order": "balanced"}, {"optimizer": "round_momentum"}),
+        ("scaffold", 10, {"order": "balanced"}, {"optimizer": "round_momentum", "memory": "held"}),
+        ("vrl_sgd", [3, 6], {"order": "balanced"}, {"optimizer": "amplified"}),
+        ("fedhbm", 10, {"overlap": 2}, {"optimizer": "round_momentum"}),
+        ("tests.rank_faults:Astray", 10, {"order": "balanced"}, {}),
     ],
 )
-def test_two_ranks_find_what_one_finds(algorithm: str, steps: Any, cycling: dict[str, Any], tmp_path: Path) -> None:
+def test_two_ranks_find_what_one_finds(
+    algorithm: str, steps: Any, cycling: dict[str, Any], server: dict[str, Any], tmp_path: Path
+) -> None:
     local = KEYS["local"] | {"algorithm": algorithm, "steps": steps}
     sections: dict[str, Any] = {
         "fleet": KEYS["fleet"] | {"test_share": 0.2},
         "eval": {"every": 2},
         "clusters": KEYS["clusters"] | cycling,
-        "server": {"optimizer": "round_momentum"},
+        "server": server,
         "pluralistic": {},
     }
     if algorithm == "scaffold":
