@@ -61,6 +61,12 @@ class Part(Section):
         """What the section names where it names nothing."""
         return cls.model_fields[cls.key].default
 
+    @classmethod
+    def registered_part(cls, keys: dict[str, Any]) -> Any:
+        """The part of the registry that keys of the section name, before they are checked; None where it has none."""
+        name = keys.get(cls.key, cls.default_part())
+        return cls.names().get(name) if isinstance(name, str) else None
+
     def find(self) -> Any:
         """The class or function that the name stands for."""
         name = getattr(self, self.key)

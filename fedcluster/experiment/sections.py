@@ -94,10 +94,9 @@ class Fleet(Part):
         if not isinstance(keys, dict) or keys.get("partition") == "natural":
             return keys
         described = keys.get("path") is not None or keys.get("availability") is not None
-        named = keys.get("partition", "major_class")
-        method = cls.names().get(named) if isinstance(named, str) else None
+        method = cls.registered_part(keys)
         samples = 500 if method is None else method.samples
-        if named == "dirichlet" and keys.get("min_samples") is not None:
+        if keys.get("partition") == "dirichlet" and keys.get("min_samples") is not None:
             samples = "all"
         return ({} if described else {"devices": 1000}) | {"samples": samples} | keys
 
@@ -140,9 +139,8 @@ class Clusters(Part):
         """The paper's 10 clusters, or what the clustering declares."""
         if not isinstance(keys, dict):
             return keys
-        method = keys.get("method", "random")
-        named = cls.names().get(method) if isinstance(method, str) else None
-        return {"count": 10 if named is None else named.default_count} | keys
+        method = cls.registered_part(keys)
+        return {"count": 10 if method is None else method.default_count} | keys
 
 
 class Model(Section):
