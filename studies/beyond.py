@@ -1,225 +1,246 @@
 """What goes beyond the paper, and what each part is worth: momentum over a round, orders, schedules, and their rivals.
 
-    FEDCLUSTER_DATA=... .venv/bin/python studies/beyond.py [--data mnist] [--rho 0.5,0.9] [--seeds 5]
+    FEDCLUSTER_DATA=... .venv/bin/python studies/beyond.py [--data mnist] [--rho 0.5,0.9] [--only "FedAvg;FedHBM"]
 
 MNIST with the MLP and CIFAR-10 with the CNN, 100 devices of 500 samples, of which 20 take part in a round: all at once
-(M = 1), or two at a time in ten clusters (M = 10). 20 steps of batch 30, 40 rounds. Every method in every cell has its
-own best `local.lr`, on a ladder of rates with a worse one on either side, and its own best variant (server rate, beta),
-on a seed that is not used for results. Every method has the same number of device updates; bytes are in the table.
-MNIST takes about an hour of two cores, CIFAR-10 about ten. Interrupted, it goes on where it stopped.
+(M = 1), or two at a time in ten clusters (M = 10). 20 steps of batch 30, 40 rounds, the same number of device updates
+with every method. In every cell a method has its own best `local.lr` and, where it has a second number (beta, server
+rate), the best of that: by the mean loss of the last ten rounds, on a seed that is not used for results. The value on
+either side is worse.
 
-Writes docs/beyond-the-paper/: results.csv, losses.png and table.md, from all methods that are done.
+One core needs about 6 s for a run on MNIST and 80 s on CIFAR-10: PLAN says which cells are run first. Runs that are in
+docs/beyond-the-paper/tuning.csv and results.csv are not repeated, so an interrupted study continues where it stopped.
+Two processes may share the work, such as one for each data set. At the end, or at once with `--report`, the tables in
+docs/beyond-the-paper/README.md and the pictures are written anew.
 """
 
 import argparse
 import csv
+import gc
 import math
-import shutil
-from itertools import product
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from running import run
+import beyond_report
+import torch
+from beyond_report import RESULTS, TUNING, late_loss, losses, read
 
-from fedcluster.analysis.jobs import Job
-from fedcluster.analysis.paper.claims import interval
-from fedcluster.analysis.tuning import best_step, next_steps, rate
 from fedcluster.errors import Diverged
 from fedcluster.experiment import Experiment
-from fedcluster.figures import canvas, save
-from fedcluster.runs.metrics import Line
-from fedcluster.training.executors.processes import cores
+from fedcluster.runs.progress import Display
+from fedcluster.training.run import run
 
 ROOT = Path(__file__).parent.parent
-ROUNDS, TUNING_SEED, FIRST_RATE = 40, 1_000_003, 0.1
+ROUNDS, TUNING_SEED, AT_RANDOM = 40, 1_000_003, math.log(10)
+LOWEST = -12  # doublings below the first rate, tried only while all rates diverge
 MODELS = {"mnist": "mlp", "cifar10": "cnn"}
-ONE = {"clusters.count": 1}
-SLIDING = {"server.optimizer": "round_momentum"}
-Overrides = dict[str, Any]
 
 
-def variants(key: str, values: tuple[Any, ...], **fixed: Any) -> list[Overrides]:
-    return [{name.replace("__", "."): value for name, value in fixed.items()} | {key: value} for value in values]
+@dataclass(frozen=True)
+class Method:
+    """The keys of a method, its second number with the ladder of its values, and where the search starts."""
+
+    keys: dict[str, Any] = field(default_factory=dict)
+    second: str | None = None
+    values: tuple[Any, ...] = (None,)
+    start: int = 0
+    first_rate: float = 0.1
+
+    def experiment(self, data: str, rho: float, value: int, lr: float, seed: int) -> Experiment:
+        base = Experiment(
+            rounds=ROUNDS,
+            data={"name": data},
+            fleet={"devices": 100, "samples": 500, "rho_device": rho},
+            clusters={"count": 10, "participation": 0.2},
+            model={"name": MODELS[data]},
+            local={"steps": 20, "batch": 30},
+        )
+        second = {self.second: self.values[value]} if self.second else {}
+        return base.override(**self.keys, **second).override(seed=seed, **{"local.lr": lr})
 
 
-BETAS = ([0.3, 0.99], [0.5, 0.99], [0.8, 0.99])
-METHODS: dict[str, list[Overrides]] = {
-    "FedCluster": [{}],
-    "FedAvg": [ONE],
-    "FedAvgM": [ONE | one for one in variants("server.lr", (0.3, 1.0), server__optimizer="avgm")],
-    "FedAdam": [ONE | one for one in variants("server.lr", (0.01, 0.03, 0.1), server__optimizer="adam")],
-    "SCAFFOLD, M = 1": [ONE | {"algorithm.name": "scaffold"}],
-    "SCAFFOLD": [{"algorithm.name": "scaffold"}],
-    "no clusters, small cohorts": [{"clusters.method": "redrawn"}],
-    "server momentum (a cycle)": variants("server.betas", BETAS, server__optimizer="avgm"),
-    "round momentum": [SLIDING | one for one in variants("server.betas", BETAS)],
-    "round momentum, held": [SLIDING | {"server.memory": "held"} | one for one in variants("server.betas", BETAS)],
-    "round momentum, no clusters": [
-        SLIDING | {"clusters.method": "redrawn"} | one for one in variants("server.betas", BETAS)
-    ],
-    "GHBM (twice the download)": variants("algorithm.beta", (0.5, 0.9), algorithm__name="ghbm"),
-    "LocalGHBM": variants("algorithm.beta", (0.5, 0.9), algorithm__name="local_ghbm"),
-    "FedHBM": [{"algorithm.name": "fedhbm"}],
-    "amplified": variants("server.lr", (1.3, 1.5), server__optimizer="amplified"),
-    "order cyclic": [{"clusters.order": "cyclic"}],
-    "order once": [{"clusters.order": "once"}],
-    "order random": [{"clusters.order": "random"}],
-    "order balanced": [{"clusters.order": "balanced"}],
-    "cosine": [{"local.schedule.name": "cosine"}],
-    "round momentum, cosine": [
-        SLIDING | {"local.schedule.name": "cosine"} | one for one in variants("server.betas", BETAS)
-    ],
+def method(first_rate: float = 0.1, **keys: Any) -> Method:
+    """A method of these keys (`local__steps` is `local.steps`). A list is the ladder of the second number, whose search
+    starts in the middle."""
+    fixed = {key.replace("__", "."): value for key, value in keys.items() if not isinstance(value, list)}
+    ladders = [(key.replace("__", "."), tuple(value)) for key, value in keys.items() if isinstance(value, list)]
+    second, values = ladders[0] if ladders else (None, (None,))
+    return Method(fixed, second, values, len(values) // 2, first_rate)
+
+
+BETAS = [[beta, 0.99] for beta in (0.1, 0.3, 0.5, 0.7, 0.9)]  # of the server; the second number is Adam's
+DEVICE_BETAS = [0.1, 0.3, 0.5, 0.7, 0.9]
+SERVER_RATES = [0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8]
+ADAM_RATES = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
+ROUND: dict[str, Any] = {"server__optimizer": "round_momentum"}
+METHODS = {
+    "FedCluster": method(),
+    "round momentum": method(**ROUND, server__betas=BETAS),
+    "FedAvg": method(0.4, clusters__count=1),
+    "GHBM": method(algorithm__name="ghbm", algorithm__beta=DEVICE_BETAS),
+    "FedHBM": method(algorithm__name="fedhbm"),
+    "LocalGHBM": method(algorithm__name="local_ghbm", algorithm__beta=DEVICE_BETAS),
+    "FedAvgM, M = 1": method(0.2, clusters__count=1, server__optimizer="avgm", server__lr=SERVER_RATES),
+    "FedAdam, M = 1": method(0.2, clusters__count=1, server__optimizer="adam", server__lr=ADAM_RATES),
+    "SCAFFOLD": method(algorithm__name="scaffold"),
+    "SCAFFOLD, M = 1": method(0.4, clusters__count=1, algorithm__name="scaffold"),
+    "order cyclic": method(clusters__order="cyclic"),
+    "order once": method(clusters__order="once"),
+    "order random": method(clusters__order="random"),
+    "order balanced": method(clusters__order="balanced"),
+    "no clusters, small cohorts": method(clusters__method="redrawn"),
+    "balanced clusters": method(clusters__method="balanced"),
+    "similar clusters": method(clusters__method="similar"),
+    "minibatch SGD": method(1.6, local__steps=1, local__batch=600),
+    "minibatch SGD, M = 1": method(1.6, clusters__count=1, local__steps=1, local__batch=600),
+    "overlap of 1": method(clusters__overlap=1),
+    "overlap of 3": method(clusters__overlap=3),
+    "overlap of 9": method(clusters__overlap=9),
+    "cosine": method(local__schedule__name="cosine"),
+    "round momentum, cosine": method(**ROUND, server__betas=BETAS, local__schedule__name="cosine"),
+    "round momentum, held": method(**ROUND, server__memory="held", server__betas=BETAS),
+    "round momentum, no clusters": method(**ROUND, clusters__method="redrawn", server__betas=BETAS),
+    "momentum over a cycle": method(server__optimizer="avgm", server__betas=BETAS),
+    "amplified": method(server__optimizer="amplified", server__lr=[0.5, 0.7, 1.0, 1.4, 2.0]),
 }
-Cell = tuple[str, str, float]  # method, data, rho_device
+NAMES = list(METHODS)
+MAIN, ORDERS, CORE = NAMES[:10], NAMES[10:23], ["FedCluster", "round momentum", "FedAvg", "FedHBM"]
+PLAN: list[tuple[str, tuple[float, ...], list[str], int]] = [  # data, rho_device, methods, seeds: what is run first
+    ("mnist", (0.5, 0.9), MAIN, 5),
+    ("mnist", (0.5, 0.9), ORDERS, 5),
+    ("cifar10", (0.5,), CORE, 3),
+    ("mnist", (0.5, 0.9), NAMES, 5),
+    ("cifar10", (0.9,), CORE, 3),
+    ("mnist", (0.1,), NAMES, 5),
+    ("cifar10", (0.5,), MAIN, 3),
+    ("cifar10", (0.5, 0.9, 0.1), NAMES, 5),
+]
 
 
-def experiment(cell: Cell, variant: int, lr: float, seed: int) -> Experiment:
-    method, data, rho = cell
-    base = Experiment(
-        rounds=ROUNDS,
-        data={"name": data},
-        fleet={"devices": 100, "samples": 500, "rho_device": rho},
-        clusters={"count": 10, "participation": 0.2},
-        model={"name": MODELS[data]},
-        local={"steps": 20, "batch": 30},
-    )
-    return base.override(**METHODS[method][variant]).override(seed=seed, **{"local.lr": lr})
+class Study:
+    """The runs so far, in tuning.csv and results.csv of `folder`, and those that are missing."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        for name, columns in (("tuning.csv", TUNING), ("results.csv", RESULTS)):
+            if not (folder / name).exists():
+                append(folder / name, columns)
+
+    def cell(self, data: str, rho: float, name: str, seeds: int) -> None:
+        """Tune a method for a data set and a heterogeneity, then run it on all seeds."""
+        value, lr = self.tune(data, rho, name)
+        done = {row[:6] for row in read(self.folder / "results.csv")}
+        for seed in range(seeds):
+            key = (data, rho, name, seed, show(METHODS[name], value), lr)
+            if key in done:
+                continue
+            lines = self.run(name, data, rho, value, lr, seed)
+            accuracies = [line["test_accuracy"] for line in lines] or [0.0]
+            last = lines[-1] if lines else {}
+            spent = [last.get("bytes_down", 0), last.get("bytes_up", 0)]
+            row = [*key, accuracies[-1], round(fmean(accuracies), 5), *spent, curve(lines)]
+            append(self.folder / "results.csv", row)
+
+    def tune(self, data: str, rho: float, name: str) -> tuple[int, float]:
+        """The index of the best second number and the best learning rate."""
+        method = METHODS[name]
+        names = [show(method, value) for value in range(len(method.values))]
+        rows = [row for row in read(self.folder / "tuning.csv") if row[:3] == (data, rho, name)]
+        known = {(row[3], row[4]): late_loss(losses(row[5])) for row in rows}
+        tried: dict[tuple[int, int], float] = {}
+        while wanted := next_points(tried, method.start, len(method.values)):
+            for step, value in wanted:
+                lr = float(f"{method.first_rate * 2.0**step:.6g}")
+                if (names[value], lr) not in known:
+                    lines = self.run(name, data, rho, value, lr, TUNING_SEED)
+                    known[names[value], lr] = late_loss(losses(curve(lines)))
+                    append(self.folder / "tuning.csv", [data, rho, name, names[value], lr, curve(lines)])
+                tried[step, value] = known[names[value], lr]
+        step, value = best_point(tried)
+        return value, float(f"{method.first_rate * 2.0**step:.6g}")
+
+    def run(self, name: str, data: str, rho: float, value: int, lr: float, seed: int) -> list[dict[str, Any]]:
+        """The lines of a run; none if it diverged or ended worse than guessing."""
+        experiment, began = METHODS[name].experiment(data, rho, value, lr, seed), time.perf_counter()
+        try:
+            lines = run(experiment, display=Display()).history
+        except Diverged:
+            lines = []
+        gc.collect()  # a finished run is a reference cycle
+        failed = not lines or lines[-1]["train_loss"] > AT_RANDOM
+        result = "diverged" if failed else f"{lines[-1]['train_loss']:.4f}"
+        seconds = time.perf_counter() - began
+        print(
+            f"{time.strftime('%H:%M')} {data} rho {rho} {name} {show(METHODS[name], value)} lr {lr:g} seed {seed}: "
+            f"{result} ({seconds:.0f} s)",
+            flush=True,
+        )
+        return [] if failed else lines
 
 
-def job(cell: Cell, variant: int, lr: float, seed: int) -> Job:
-    method, data, rho = cell
-    name = "".join(letter if letter.isalnum() else "-" for letter in method.lower())
-    return Job(f"{data}-rho{rho}-{name}-v{variant}-lr{lr}-seed{seed}", experiment(cell, variant, lr, seed))
+def next_points(tried: dict[tuple[int, int], float], start: int, values: int) -> list[tuple[int, int]]:
+    """The points (doublings of the rate, index of the second number) to try next: the neighbours of the best one on
+    either ladder, or a lower rate while all diverge. Empty at the end."""
+    if not tried:
+        return [(-1, start), (0, start), (1, start)]
+    step, value = best_point(tried)
+    if math.isinf(tried[step, value]):
+        lowest = min(step for step, _ in tried) - 1
+        return [(lowest, start)] if lowest >= LOWEST else []
+    rates = [(step - 1, value), (step + 1, value)]
+    seconds = [(step, other) for other in (value - 1, value + 1) if 0 <= other < values]
+    return [point for point in rates if point not in tried] or [point for point in seconds if point not in tried]
 
 
-def run_jobs(jobs: dict[Any, Job], runs: Path, stage: str) -> dict[Any, list[Line] | None]:
-    """The lines of every run; None for one that diverged or ended worse than it began."""
-    histories = run(jobs, runs, stage, cores())
-    found: dict[Any, list[Line] | None] = {}
-    for key, one in jobs.items():
-        shutil.rmtree(runs / one.name / "checkpoint", ignore_errors=True)
-        lines = histories[key]
-        failed = isinstance(lines, Diverged) or lines[-1]["train_loss"] > lines[0]["train_loss"]
-        found[key] = None if failed else lines  # type: ignore[assignment]
-    return found
+def best_point(tried: dict[tuple[int, int], float]) -> tuple[int, int]:
+    """The point of the lowest loss; of equal losses the lower rate."""
+    return min(tried, key=lambda point: (tried[point], point))
 
 
-def tune(cells: list[Cell], runs: Path, stage: str) -> dict[Cell, tuple[int, float]]:
-    """The best variant of every cell and its rate, each variant at its own best rate."""
-    tried: dict[tuple[Cell, int], dict[int, float]] = {
-        (cell, variant): {} for cell in cells for variant in range(len(METHODS[cell[0]]))
-    }
-    while wanted := [(key, step) for key, losses in tried.items() for step in next_steps(losses)]:
-        jobs = {(key, step): job(*key, rate(FIRST_RATE, step), TUNING_SEED) for key, step in wanted}
-        for (key, step), lines in run_jobs(jobs, runs, stage).items():
-            tried[key][step] = math.inf if lines is None else lines[-1]["train_loss"]
-    best = {}
-    for cell in cells:
-        mine = {key: min(losses.values()) for key, losses in tried.items() if key[0] == cell}
-        key = min(mine, key=lambda key: mine[key])
-        best[cell] = key[1], rate(FIRST_RATE, best_step(tried[key]))
-    return best
+def show(method: Method, value: int) -> str:
+    """The second number, such as "server.betas=0.5"."""
+    number = method.values[value]
+    return f"{method.second}={number[0] if isinstance(number, list) else number}" if method.second else ""
+
+
+def curve(lines: list[dict[str, Any]]) -> str:
+    """The losses of all rounds, as they are written."""
+    return " ".join(f"{line['train_loss']:.5g}" for line in lines)
+
+
+def append(path: Path, row: Any) -> None:
+    """Append a line in one write, so that two processes may share the file."""
+    with path.open("a", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerow(row)
+
+
+def cells(data: list[str], rhos: list[float], names: list[str]) -> Iterator[tuple[str, float, str, int]]:
+    """The cells of PLAN, in its order, of these data sets, heterogeneities and methods."""
+    for one, among, methods, seeds in PLAN:
+        for name in methods:
+            yield from ((one, rho, name, seeds) for rho in among if one in data and rho in rhos and name in names)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "beyond")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "beyond-the-paper")
     parser.add_argument("--data", default=",".join(MODELS))
     parser.add_argument("--rho", default="0.1,0.5,0.9")
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", help="methods, separated by semicolons; default: all")
+    parser.add_argument("--report", action="store_true", help="run nothing; write the tables and pictures")
     arguments = parser.parse_args()
-    methods = arguments.only.split(";") if arguments.only else list(METHODS)
-    rows: list[list[Any]] = []
-    for data, method in product(arguments.data.split(","), methods):
-        cells = [(method, data, float(rho)) for rho in arguments.rho.split(",")]
-        best = tune(cells, arguments.runs, f"{data}, {method}: tuning")
-        jobs = {(cell, seed): job(cell, *best[cell], seed) for cell in cells for seed in range(arguments.seeds)}
-        for (cell, seed), lines in run_jobs(jobs, arguments.runs, f"{data}, {method}: measuring").items():
-            variant, lr = best[cell]
-            chosen = " ".join(f"{key}={value}" for key, value in METHODS[method][variant].items())
-            last, losses = (lines[-1], [line["train_loss"] for line in lines[1:]]) if lines else ({}, [math.inf])
-            numbers = [last.get("train_loss", math.inf), fmean(losses), last.get("test_accuracy", 0.0)]
-            rows.append(
-                [data, cell[2], method, chosen, lr, seed, *numbers, last.get("bytes_down", 0), last.get("bytes_up", 0)]
-            )
-        write(rows, arguments.out)
-    print((arguments.out / "table.md").read_text())
-
-
-def write(rows: list[list[Any]], out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "results.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        names = (
-            "data",
-            "rho_device",
-            "method",
-            "variant",
-            "lr",
-            "seed",
-            "train_loss",
-            "mean_train_loss",
-            "test_accuracy",
-        )
-        writer.writerow([*names, "bytes_down", "bytes_up"])
-        writer.writerows(rows)
-    (out / "table.md").write_text(table(rows))
-    plot(rows, out / "losses.png")
-
-
-def losses_of(rows: list[list[Any]], data: str, rho: float, method: str) -> list[float]:
-    return [row[6] for row in rows if row[:3] == [data, rho, method]]
-
-
-def table(rows: list[list[Any]]) -> str:
-    """The last training loss by method, and by how many percent it is below FedCluster's, seed by seed, with the 95 %
-    interval of the mean."""
-    text = ""
-    for data in dict.fromkeys(row[0] for row in rows):
-        rhos = list(dict.fromkeys(row[1] for row in rows if row[0] == data))
-        text += (
-            f"{data}\n\n| method | "
-            + " | ".join(f"rho {rho}: loss | below FedCluster, % | lr" for rho in rhos)
-            + " |\n"
-        )
-        text += "| --- |" + " --- | --- | --- |" * len(rhos) + "\n"
-        for method in dict.fromkeys(row[2] for row in rows if row[0] == data):
-            cells = []
-            for rho in rhos:
-                mine, plain = losses_of(rows, data, rho, method), losses_of(rows, data, rho, "FedCluster")
-                lr = next(row[4] for row in rows if row[:3] == [data, rho, method])
-                if not all(map(math.isfinite, mine)):
-                    cells.append(f"diverges | | {lr:g}")
-                    continue
-                gains = [100 * (1 - a / b) for a, b in zip(mine, plain, strict=False)]
-                mean, low, high = interval(gains)
-                gain = "" if method == "FedCluster" else f"{mean:.0f} ({low:.0f} to {high:.0f})"
-                cells.append(f"{fmean(mine):.4f} | {gain} | {lr:g}")
-            text += f"| {method} | " + " | ".join(cells) + " |\n"
-        text += "\n"
-    return text
-
-
-def plot(rows: list[list[Any]], path: Path) -> None:
-    """Every method's loss at every rho_device: the mean of the seeds, and a line from the lowest to the highest."""
-    panels = list(dict.fromkeys((row[0], row[1]) for row in rows))
-    methods = list(dict.fromkeys(row[2] for row in rows))
-    figure, axes = canvas(len(panels), 4 + 2.6 * len(panels), 0.3 * len(methods) + 1.3)
-    for ax, (data, rho) in zip(axes, panels, strict=True):
-        for y, method in enumerate(methods):
-            mine = [loss for loss in losses_of(rows, data, rho, method) if math.isfinite(loss)]
-            if mine:
-                colour = "#0072B2" if method == "FedCluster" else "#D55E00" if "momentum" in method else "#5A5A5A"
-                ax.plot([min(mine), max(mine)], [y, y], color=colour, lw=1.5)
-                ax.plot(fmean(mine), y, "o", color=colour, ms=5)
-        ax.set(xscale="log", title=f"{data}, rho_device = {rho}", xlabel=f"training loss after {ROUNDS} rounds")
-        ax.set_yticks(range(len(methods)), methods if ax is axes[0] else [""] * len(methods))
-        ax.invert_yaxis()
-        ax.grid(alpha=0.25, axis="x", which="both")
-    save(figure, path)
+    torch.set_num_threads(1)
+    names = arguments.only.split(";") if arguments.only else NAMES
+    if not arguments.report:
+        study = Study(arguments.out)
+        for cell in cells(arguments.data.split(","), [float(rho) for rho in arguments.rho.split(",")], names):
+            study.cell(*cell)
+    beyond_report.write(arguments.out, NAMES)
 
 
 if __name__ == "__main__":
