@@ -32,6 +32,7 @@ method = "random"
 count = 10
 order = "reshuffle"
 weighting = "cluster"
+overlap = 0
 participation = 0.1
 [algorithm]
 name = "fedavg"

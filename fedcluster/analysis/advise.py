@@ -89,6 +89,7 @@ class Advice:
     pilots: list[Pilot]
     remarks: list[str]
     L: Range
+    round_momentum: bool  # recommended where clusters take turns and the server has no optimizer of another kind
 
 
 def advise(
@@ -136,7 +137,8 @@ def advise(
                 alternatives.append(evaluate(name, options))
             except BadExperiment as error:
                 remarks.append(f"The clustering {name} is left out: {error}")
-    return Advice(candidates, alternatives, recommended, pilots, remarks, evaluate.L)
+    momentum = recommended > 1 and experiment.server.optimizer == "none"
+    return Advice(candidates, alternatives, recommended, pilots, remarks, evaluate.L, momentum)
 
 
 def survey_fleet(experiment: Experiment, display: Display, workers: int) -> "ClusteringEvaluator":

@@ -12,6 +12,11 @@ from fedcluster.figures import canvas, save
 from fedcluster.files import write_atomically
 from fedcluster.runs.plots import log_ticks
 
+MOMENTUM = (
+    'Also recommended: server.optimizer = "round_momentum". At the same bytes it lowered the training loss by 28 to '
+    "35 % on MNIST (docs/beyond-the-paper)."
+)
+
 
 def verdict(advice: Advice, participation: float) -> list[str]:
     """Which M is recommended, and why."""
@@ -53,6 +58,8 @@ def verdict(advice: Advice, participation: float) -> list[str]:
     sentences += alternatives_verdict(advice)
     if error := max(candidate.error for candidate in advice.candidates + advice.alternatives):
         sentences.append(f"The standard error of H_cluster is at most {error:.2g}.")
+    if advice.round_momentum:
+        sentences.append(MOMENTUM)
     return sentences
 
 

@@ -161,6 +161,7 @@ def test_advise_draws_the_curve_and_pilots_check_it(here: Here, write_experiment
     assert report["recommended"] == min(report["pilots"], key=lambda pilot: pilot["loss"])["M"]
     assert f"Recommended: M = {report['recommended']}." in text
     assert ("agree:" in text) == (report["recommended"] == best[0])
+    assert ('server.optimizer = "round_momentum"' in text) == (report["recommended"] > 1)
     H = {candidate["name"]: candidate["H_cluster"] for candidate in report["alternatives"]}
     assert H["balanced, by gradients"] <= H["random"] <= H["similar, by labels"]
     assert (tmp_path / "out" / "advice.png").exists()
@@ -203,6 +204,7 @@ def test_one_cluster_is_not_compared_with_itself(here: Here, write_experiment: W
     code, text, _ = here("advise", path, "--out", "out")
     assert (code, "Recommended: M = 1." in text) == (0, True)
     assert "With one cluster there is nothing to choose between clusterings, and H_cluster is 0." in text
+    assert "round_momentum" not in text
     assert json.loads((tmp_path / "out" / "advice.json").read_text())["alternatives"] == []
     assert max(len(line) for line in text.splitlines() if line.startswith("  ")) <= 80
 
@@ -259,6 +261,8 @@ def test_advise_without_pilots_says_so_and_leaves_out_what_is_impossible(write_e
     assert [candidate.M for candidate in advice.candidates] == [10, 20]  # two devices of each of ten classes
     assert "M = 1 is left out" in advice.remarks[0]
     assert "--pilot checks it" in " ".join(advise_report.verdict(advice, 1.0))
+    assert advice.round_momentum
+    assert not advise.advise(experiment.override(**{"server.optimizer": "avgm"})).round_momentum
 
 
 @pytest.mark.parametrize(
