@@ -4,10 +4,10 @@
 
 MNIST, each of its 60,000 samples on one device, in shards of sorted labels (about two classes a device): 1,000 devices
 of 60 samples and 10,000 of 6. A logistic model; a tenth of the devices take part in a round; delta is 1 / (10 n). Every
-method has its own best local.lr and privacy.clip of six pairs, by the mean accuracy of the last rounds on a seed that
-is not used for results: those of epsilon 2 are used for 1 and 2, those of epsilon 8 for 4 and 8. All runs are of one
-process, which stops when its minutes are over. Run again, it continues with docs/privacy-study/results.csv. Writes
-table.md and accuracy.png there.
+method has its own best local.lr and privacy.clip by the mean accuracy of the last rounds on a seed that is not used for
+results: of six pairs with 1,000 devices, where those of epsilon 2 are used for 1 and 2, those of epsilon 8 for 4 and 8;
+of two clips at epsilon 8 with 10,000. All runs are of one process, which stops when its minutes are over. Run again, it
+continues with docs/privacy-study/results.csv. Writes table.md and accuracy.png there.
 """
 
 import argparse
@@ -34,10 +34,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "FedCluster": {"clusters.count": 10},
     "FedCluster, banded": {"clusters.count": 10, "privacy.mechanism": "banded"},
 }
-TUNED_AT = {1.0: 2.0, 2.0: 2.0, 4.0: 8.0, 8.0: 8.0, 0.0: 0.0}
-RATES = (0.003, 0.03)
-CLIPS = {"FedAvg": (0.1, 0.3, 1.0), "FedCluster": (0.03, 0.1, 0.3), "FedCluster, banded": (0.03, 0.1, 0.3)}
-LOCAL = {1_000: {"steps": 10, "batch": 20}, 10_000: {"steps": 5, "batch": 6}}
+TUNED_AT = {1_000: {1.0: 2.0, 2.0: 2.0, 4.0: 8.0, 8.0: 8.0}, 10_000: dict.fromkeys(EPSILONS, 8.0)}
+RATES = {1_000: (0.003, 0.03), 10_000: (0.03,)}
+CLIPS: dict[int, dict[str, tuple[float, ...]]] = {  # a movement of M cycles may be M times as long in a round
+    1_000: {"FedAvg": (0.1, 0.3, 1.0), "FedCluster": (0.03, 0.1, 0.3), "FedCluster, banded": (0.03, 0.1, 0.3)},
+    10_000: {"FedAvg": (0.3, 1.0), "FedCluster": (0.1, 0.3), "FedCluster, banded": (0.1, 0.3)},
+}
+ORDER = {1_000: (8.0, 2.0, 4.0, 1.0, 0.0), 10_000: (8.0, 1.0, 2.0, 4.0)}  # of epsilons, the most telling first
+LOCAL: dict[int, dict[str, Any]] = {1_000: {"steps": 10, "batch": 20}, 10_000: {"steps": 5, "batch": 6}}
 COLOURS = {"FedAvg": "#D55E00", "FedCluster": "#56B4E9", "FedCluster, banded": "#0072B2"}
 
 
@@ -79,14 +83,15 @@ def accuracy(run: Run, data: fedcluster.Dataset) -> float:
 
 
 def tuning(devices: int, method: str, epsilon: float) -> list[Run]:
-    clips, epsilon = CLIPS[method] if epsilon else (0.0,), TUNED_AT[epsilon]
-    return [Run(devices, method, epsilon, lr, clip, TUNING_SEED) for lr in RATES for clip in clips]
+    clips = CLIPS[devices][method] if epsilon else (0.0,)
+    epsilon = TUNED_AT[devices].get(epsilon, 0.0)
+    return [Run(devices, method, epsilon, lr, clip, TUNING_SEED) for lr in RATES[devices] for clip in clips]
 
 
 def wanted(done: Results) -> Iterator[Run]:
     """The runs that are left, in the order of how much they tell."""
     for devices in FLEETS:
-        for epsilon in (8.0, 2.0, 4.0, 1.0, 0.0):
+        for epsilon in ORDER[devices]:
             for method in METHODS:
                 if not (epsilon or method != "FedCluster, banded"):
                     continue

@@ -137,6 +137,24 @@ def advise(
         written(files)
 
 
+def privacy(experiment: ExperimentFile, o: Overrides = None, out: Out = None) -> None:
+    """Show what [privacy] spends in every round, the noise for other budgets, and what cycling costs."""
+    with exit_on_error():
+        described = load(experiment, o)
+        from fedcluster.analysis import privacy as reports
+        from fedcluster.cli.grid import Grid, show
+        from fedcluster.runs.directory import fresh
+        from fedcluster.runs.progress import Spoken
+
+        report = reports.build(described, Spoken())
+        files = reports.write(report, out or fresh(f"privacy-{experiment.stem}"))
+        for sentence in reports.headline(report):
+            echo(sentence)
+        for table in reports.tables(report):
+            show(Grid(*table))
+        written(files)
+
+
 def algorithms() -> None:
     """List the federated algorithms: options, what server and devices keep, messages, and papers."""
     with exit_on_error():

@@ -30,6 +30,7 @@ COMMANDS = (
     inspection.plan,
     inspection.analyze,
     inspection.advise,
+    inspection.privacy,
     training.evaluate,
     starting.runs,
     report,
