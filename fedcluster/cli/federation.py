@@ -116,6 +116,7 @@ def join(
                 "tell-statistics": tell_statistics,
                 "evaluate": evaluate,
                 "limits": str(limits or ""),
+                "certificates": str(certificates or ""),
             }
         )
         key = certificates / "devices" / f"{device}.key" if certificates else None

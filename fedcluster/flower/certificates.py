@@ -11,12 +11,14 @@ The authority's own key signs once and is not stored: a new server certificate n
 import ipaddress
 import os
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -123,6 +125,32 @@ def public_keys(folder: Path) -> dict[bytes, str]:
     if not keys:
         raise BadData(f"{folder}/devices has no public keys (ID.pub): fedcluster certificates {folder} makes them")
     return keys
+
+
+def verify_by(keys: dict[bytes, str]) -> Callable[[str, bytes, bytes], bool]:
+    """Whether (device, message, signature) is that device's signature of this message, by these public keys."""
+    pems = {device: pem for pem, device in keys.items()}
+
+    @cache
+    def load(device: str) -> ec.EllipticCurvePublicKey | None:
+        key = serialization.load_pem_public_key(pems[device]) if device in pems else None
+        return key if isinstance(key, ec.EllipticCurvePublicKey) else None
+
+    def verify(device: str, message: bytes, signature: bytes) -> bool:
+        key = load(device)
+        if key is None:
+            return False
+        try:
+            key.verify(signature, message, ec.ECDSA(hashes.SHA384()))
+        except InvalidSignature:
+            return False
+        return True
+
+    return verify
+
+
+def sign_with(key: ec.EllipticCurvePrivateKey) -> Callable[[bytes], bytes]:
+    return lambda message: key.sign(message, ec.ECDSA(hashes.SHA384()))
 
 
 def check_server(folder: Path) -> None:

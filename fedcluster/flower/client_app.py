@@ -4,6 +4,7 @@
 imports and loads everything anew, and device state lives in Flower's Context.
 """
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedcluster import __version__
+from fedcluster.errors import BadExperiment
 from fedcluster.flower.device import Device, Identity, add_received, load_state, simulated_device, store_state
 from fedcluster.flower.messages import (
     Fields,
@@ -21,11 +23,15 @@ from fedcluster.flower.messages import (
     get_refusal,
     get_text,
     pack,
+    pack_secure,
     pack_sums,
     printable,
     unpack,
+    unpack_secure,
     version_mismatch,
 )
+from fedcluster.secure_aggregation.messages import Session
+from fedcluster.training.executors.secure import withdrawn
 from fedcluster.training.threads import repeatable
 
 client_app = ClientApp()
@@ -76,6 +82,9 @@ def train(message: Message, context: Context) -> Message:
         run = get_text(fields, "run")
         device = this_device(context)
         executor = device.prepare(get_text(fields, "plan"))
+        asked = unpack_secure(message.content)
+        if asked is None and not device.limits.unmasked:
+            raise BadExperiment("this device sends updates under secure aggregation only (limits: unmasked)")
         received = add_received(context.state, f"{run}/{round}/{cycle}", phase, len(executor.phases), received)
     before = load_state(context.state, run, last)
     with repeatable(), device.limits.enforced():
@@ -85,7 +94,31 @@ def train(message: Message, context: Context) -> Message:
         store_state(context.state, run, cycle_start, load_state(context.state, run, cycle_start), number, after)
     lost = last > 0 and before is None and bool(executor.initial_device_state)
     answer = {"round": round, "cycle": cycle, "phase": phase, "lost": lost}
+    if asked is not None:
+        if reason := withdrawn(update, received, read_limits(fields)):
+            return Message(pack(answer | {"withdrawn": reason}), reply_to=message)
+        body = device.secure_parts.mask(Session(run=run, round=round, cycle=cycle, phase=phase), asked, update)
+        return Message(pack_secure(pack(answer), body), reply_to=message)
     return Message(pack(answer, {name: tensor.reshape(-1) for name, tensor in update.items()}), reply_to=message)
+
+
+def read_limits(fields: Fields) -> dict[str, float]:
+    """The largest norms of the parts of an update."""
+    try:
+        return {str(name): float(limit) for name, limit in json.loads(get_text(fields, "limits")).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise InvalidMessage("without limits") from None
+
+
+@client_app.query("secure")
+def secure(message: Message, context: Context) -> Message:
+    """One exchange of secure aggregation, other than for a masked update."""
+    fields, _ = unpack(message.content)
+    with naming_versions(fields):
+        body = this_device(context).secure_parts.answer(
+            get_text(fields, "stage"), unpack_secure(message.content) or b""
+        )
+    return Message(pack_secure(pack({}), body), reply_to=message)
 
 
 @client_app.evaluate()

@@ -27,6 +27,7 @@ from fedcluster.fleet import fleet
 from fedcluster.flower.limits import read_limits
 from fedcluster.flower.messages import InvalidMessage, pack_tensors, unpack_tensors
 from fedcluster.flower.registry import DEVICE_ID, Registration, outputs_of
+from fedcluster.flower.secure_parts import SecureParts
 from fedcluster.models import tasks
 from fedcluster.models.metrics import Metric
 from fedcluster.models.tasks import Task
@@ -62,7 +63,8 @@ class Identity:
     """What a device is given when it is started, Flower's node config: its id, its data, and what it may send. `init`
     is a copy of the experiment's `model.init`, needed only for frozen weights, which the server never sends. `columns`
     is an experiment file whose [data] and [task] name the columns of the device's table: the server cannot ask for
-    others. `limits` is a file with the limits that the device sets."""
+    others. `limits` is a file with the limits that the device sets. `certificates` is the folder with its key and, for
+    secure aggregation, the public keys of the others."""
 
     device: str
     data: str
@@ -75,6 +77,7 @@ class Identity:
     tell_statistics: bool = False
     evaluate: bool = False
     limits: str = ""
+    certificates: str = ""
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> "Identity":
@@ -85,18 +88,32 @@ class Identity:
             raise BadData("a device needs data: a path or the name of a known data set")
         allow = tuple(name for name in str(config.get("allow", "")).split(",") if name)
         tell_labels = bool(config.get("tell-labels", False))
-        texts = (str(config.get(name, "")) for name in ("timezone", "slots", "init", "columns", "limits"))
-        zone, slots, init, columns, limits = texts
+        names = ("timezone", "slots", "init", "columns", "limits", "certificates")
+        zone, slots, init, columns, limits, certificates = (str(config.get(name, "")) for name in names)
         tell_statistics = bool(config.get("tell-statistics", False))
         evaluate = bool(config.get("evaluate", False))
-        return cls(device, data, zone, slots, tell_labels, allow, init, columns, tell_statistics, evaluate, limits)
+        return cls(
+            device,
+            data,
+            zone,
+            slots,
+            tell_labels,
+            allow,
+            init,
+            columns,
+            tell_statistics,
+            evaluate,
+            limits,
+            certificates,
+        )
 
     def config(self) -> dict[str, Any]:
         """The inverse of `of`."""
         texts = {"device": self.device, "data": self.data, "timezone": self.timezone, "slots": self.slots}
         texts |= {"allow": ",".join(self.allow), "init": self.init, "columns": self.columns}
         told = {"tell-labels": self.tell_labels, "tell-statistics": self.tell_statistics}
-        return texts | told | {"evaluate": self.evaluate, "limits": self.limits}
+        files = {"limits": self.limits, "certificates": self.certificates}
+        return texts | told | files | {"evaluate": self.evaluate}
 
 
 class Device:
@@ -119,6 +136,7 @@ class Device:
         self.executor: InProcess | None = None
         self.evaluator: Evaluator | None = None
         self.held_out: HeldOut | None = None
+        self.secure: SecureParts | None = None
 
     def open(self, scales: dict[str, Any]) -> Dataset:
         """Our data, with columns of numbers standardised by these means and deviations."""
@@ -171,6 +189,13 @@ class Device:
         self.evaluator.load(received["model"])
         x, y = self.held_out.samples(k)
         return len(y), self.evaluator.sums(map, x, y, self.evaluator.metrics)
+
+    @property
+    def secure_parts(self) -> SecureParts:
+        """This device's parts in secure sums."""
+        if self.secure is None:
+            self.secure = SecureParts(self.identity.device, self.identity.certificates, self.limits)
+        return self.secure
 
     def metrics(self, task: Task) -> list[Metric]:
         """Those of the plan. Their code has to be allowed, as all other, but is not needed for training."""

@@ -5,8 +5,10 @@ of from each device. A checkpoint therefore says where every device was, and a d
 cycle from the state with which it began it.
 """
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from flwr.app import Message
@@ -21,9 +23,11 @@ from fedcluster.flower.messages import (
     get_int,
     get_text,
     pack,
+    pack_secure,
     pack_tensors,
     pack_with,
     printable,
+    unpack_secure,
     version_mismatch,
 )
 from fedcluster.flower.registry import Registration, Registry, read_registration
@@ -31,6 +35,7 @@ from fedcluster.flower.transport import OFFLINE, SILENT, Notifier, Outcome, Repl
 from fedcluster.reporting import Say
 from fedcluster.state import Tensors, Unsent, Update
 from fedcluster.training.executors.in_process import DeviceStates
+from fedcluster.training.executors.secure import masked
 
 IDENTIFY_SECONDS = 600.0  # for a node to identify itself, which may include loading its data; nobody waits for it
 REMOTE_STATE: Tensors = {"phase": torch.zeros(1, dtype=torch.int64)}  # what the server keeps of a device with state
@@ -115,6 +120,14 @@ class NodeDirectory:
         return next((node for node, name in self.devices.items() if name == device), None)
 
 
+class Secure(NamedTuple):
+    """What secure aggregation adds to the messages of a phase: its own, by device, and the largest norms of the parts
+    of an update."""
+
+    bodies: dict[int, bytes]
+    limits: dict[str, float]
+
+
 class NoExecutor:
     """The executor of a run that is finished, or not connected to its devices yet."""
 
@@ -147,8 +160,14 @@ class FlowerExecutor:
         self.cycle_start: dict[int, int] = {}  # by device, the last phase that it had finished when the cycle began
 
     def train(
-        self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates
+        self,
+        cycle: Cycle,
+        received: Tensors,
+        phase: int,
+        device_states: DeviceStates,
+        secure: Secure | None = None,
     ) -> Iterator[Update | Unsent]:
+        """Under secure aggregation only the devices of `secure` are asked, and their updates are masked."""
         self.directory.update()
         if phase == 0:
             self.broadcast, self.cycle_start = {}, {}
@@ -156,7 +175,7 @@ class FlowerExecutor:
         tensors, self.broadcast = pack_tensors(new), received
         number = cycle.round * self.phases + phase + 1  # of this phase, in the whole run
         messages = {}
-        for k in cycle.cohort.tolist():
+        for k in cycle.cohort.tolist() if secure is None else secure.bodies:
             node = self.directory.node(k)
             last = int(device_states[k]["phase"]) if k in device_states else 0
             fields = {
@@ -175,6 +194,9 @@ class FlowerExecutor:
                 yield self.unsent(cycle, k)
             else:
                 content, group = pack_with(fields, tensors), str(cycle.round)
+                if secure is not None:
+                    limits = {"limits": json.dumps(secure.limits)}
+                    content = pack_secure(pack_with(fields | limits, tensors), secure.bodies[k])
                 messages[k] = Message(content, node, "train", ttl=self.deadline, group_id=group)
         for k, outcome in self.transport.exchange(messages, self.deadline) if messages else ():
             reply = unpack_outcome(outcome)
@@ -185,7 +207,9 @@ class FlowerExecutor:
             elif isinstance(reply, str):
                 self.say(cycle, k, reply)
             else:
-                yield self.update(k, cycle, phase, number, reply, device_states)
+                update = self.update(k, cycle, phase, number, reply, device_states)
+                assert isinstance(outcome, Message)
+                yield update if secure is None or update.fault else masked_update(update, reply, outcome)
 
     def unsent(self, cycle: Cycle, k: int) -> Unsent:
         self.say(cycle, k, OFFLINE)
@@ -213,3 +237,11 @@ class FlowerExecutor:
 
     def close(self) -> None:
         pass
+
+
+def masked_update(update: Update, reply: Reply, message: Message) -> Update:
+    """The masked update of a reply, or why its device has withdrawn."""
+    reason, body = reply[0].get("withdrawn"), unpack_secure(message.content)
+    if isinstance(reason, str):
+        return replace(update, message={}, fault=printable(reason))
+    return replace(update, message={} if not body else masked(body))

@@ -6,6 +6,8 @@
     noise = 0.01           then normal noise of this standard deviation is added to every number
     most_seconds = 60.0    of training in a cycle
     most_megabytes = 2000  of memory that training takes, besides what the device has at its start
+    unmasked = false       updates are sent under secure aggregation only
+    least_devices = 10     in a secure sum, at least
 
 The noise comes from the operating system. If it followed from the experiment's seed, the server could subtract it.
 """
@@ -33,6 +35,7 @@ from fedcluster.experiment.messages import describe
 from fedcluster.fleet.schedule import steps_of
 from fedcluster.inputs import MOST_TEXT, read_bytes
 from fedcluster.models.flat_model import FlatModel
+from fedcluster.secure_aggregation.device import LEAST_DEVICES
 from fedcluster.state import Tensors
 from fedcluster.training.executors.in_process import Trainer
 
@@ -46,6 +49,8 @@ class Limits(Section):
     noise: NonNegative = 0.0
     most_seconds: Seconds | None = None
     most_megabytes: Annotated[int, Field(ge=1, le=10**8)] | None = None
+    unmasked: bool = True
+    least_devices: Annotated[int, Field(ge=LEAST_DEVICES, le=10_000)] = LEAST_DEVICES
 
     def check(self, trainer: Trainer, samples: int) -> None:
         """Refuse training whose update would say too much of too few samples."""
@@ -129,9 +134,11 @@ class Limits(Section):
             f"noise of {self.noise:g}" * (self.noise > 0),
             "" if self.most_seconds is None else f"at most {self.most_seconds:g} s",
             "" if self.most_megabytes is None else f"at most {self.most_megabytes:,} MB",
+            "" if self.unmasked else "no updates without secure aggregation",
+            f"sums of at least {self.least_devices:,} devices" * (self.least_devices > LEAST_DEVICES),
         ]
         limits = ", ".join(filter(None, given))
-        if self.least_batch == self.least_steps == 1 and self.clip is None:
+        if self.least_batch == self.least_steps == 1 and self.clip is None and self.unmasked:
             limits = f"{limits}; " * bool(limits) + (
                 "none on what an update says: if the server asks for one step on one sample, it can compute the sample "
                 "(--limits)"

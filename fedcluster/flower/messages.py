@@ -3,7 +3,8 @@
 Everything is in ConfigRecords: values of type bytes are tensors, all others are fields. Flower's own arrays would do as
 well, but each consists of three more objects, every object is a request of its own, and an array is assembled from
 chunks that its sender counts: a few bytes may become gigabytes. Here nothing grows when it is unpacked, so a bound on
-the bytes received bounds the memory.
+the bytes received bounds the memory. What secure aggregation sends is a record of its own, of bytes as they
+are.
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from fedcluster import __version__
 from fedcluster.state import Tensors
 
 SUMS = "sums/"  # begins the name of a field with the sums of the loss or of a metric
+SECURE = "secure"  # the record of secure aggregation
 LARGEST = 1e30  # of a sum or a score: those of many devices can be squared and added
 
 Fields = dict[str, Any]
@@ -45,9 +47,23 @@ def unpack(content: RecordDict) -> tuple[Fields, Tensors]:
     """The fields and tensors of a message. Their types are right; nothing else is checked yet."""
     if "fedcluster" not in content or not all(isinstance(record, ConfigRecord) for record in content.values()):
         raise InvalidMessage("not a message of fedcluster")
-    values = {name: value for record in content.config_records.values() for name, value in record.items()}
+    records = [record for name, record in content.config_records.items() if name != SECURE]
+    values = {name: value for record in records for name, value in record.items()}
     tensors = {name: value for name, value in values.items() if isinstance(value, bytes)}
     return {name: value for name, value in values.items() if name not in tensors}, unpack_tensors(tensors)
+
+
+def pack_secure(content: RecordDict, body: bytes) -> RecordDict:
+    """The message, with what secure aggregation sends."""
+    content[SECURE] = ConfigRecord({"body": body})
+    return content
+
+
+def unpack_secure(content: RecordDict) -> bytes | None:
+    """What secure aggregation sends; None if the message has nothing of it."""
+    record = content.config_records.get(SECURE)
+    body = None if record is None else record.get("body")
+    return body if isinstance(body, bytes) else None
 
 
 def unpack_tensors(record: Mapping[str, Any]) -> Tensors:

@@ -31,6 +31,7 @@ from fedcluster.flower.transport import Notifier
 from fedcluster.runs.directory import Folder, fresh
 from fedcluster.runs.progress import Display, default_display
 from fedcluster.runs.result import Result
+from fedcluster.secure_aggregation.checks import check_sections, is_secure
 from fedcluster.training.best_model import keep_best
 from fedcluster.training.callbacks import Callback, CallbackList, Progress, stop_rule
 from fedcluster.training.checkpoints import Checkpoints
@@ -63,7 +64,7 @@ def serve(
 
     if certificates is None and not is_loopback(listen[0]):
         raise BadExperiment(f"--insecure is for loopback only, and {listen[0]} is not: use --certificates")
-    check(experiment)
+    check(experiment, certificates is not None)
     raise_descriptor_limit()
     keys: Keys = None
     if certificates is not None:
@@ -89,8 +90,13 @@ def serve(
                 ) from None
 
 
-def check(experiment: Experiment) -> None:
+def check(experiment: Experiment, with_keys: bool) -> None:
     """Refuse what a federation cannot do."""
+    if is_secure(experiment) and not with_keys:
+        raise BadExperiment(
+            "privacy.secure_aggregation needs keys by which the devices know each other: use --certificates"
+        )
+    check_sections(experiment)
     if experiment.method == "centralized":
         raise BadExperiment('method = "centralized" needs all data in one place: use fedcluster run')
     if experiment.clock is not None:
@@ -244,7 +250,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     path = Path(str(config["experiment"]))
     experiment = load(path)
-    check(experiment)
+    check(experiment, bool(config["certificates"]))
     serve_options = ServeOptions(
         int(config["nodes"]), float(config["wait"]), float(config["deadline"]), int(config["min-updates"])
     )

@@ -15,13 +15,17 @@ from fedcluster.flower.device import PLAN
 from fedcluster.flower.evaluation import RemoteEvaluation, expected_sums
 from fedcluster.flower.executor import REMOTE_STATE, FlowerExecutor, NodeDirectory, NoExecutor
 from fedcluster.flower.registry import MAX_DEVICES, Registry, RegistrySchedule
+from fedcluster.flower.secure_exchange import FlowerDevices
 from fedcluster.models import tasks, zoo
 from fedcluster.models.tasks import Task
 from fedcluster.reporting import Say
 from fedcluster.runs.ledger import size
+from fedcluster.secure_aggregation.checks import is_secure
+from fedcluster.secure_aggregation.integers import WIDTH
 from fedcluster.training.setup import Setup, assemble, build_trainer, check_output, with_targets
 
 OVERHEAD = 2**16  # bytes of a reply besides its numbers
+SHARES = 512  # bytes of a reply for each other device of a secure sum
 
 
 @dataclass(frozen=True)
@@ -87,13 +91,19 @@ def with_executor(setup: Setup, directory: NodeDirectory, max_bytes: int, serve_
     scores = RemoteEvaluation(directory, setup, plan, max_bytes, deadline)
     never_fails = setup.privacy is not None and setup.privacy.central  # how many updates came must not decide anything
     least = 0 if never_fails else serve_options.min_updates
-    return replace(setup, executor=executor, evaluate_devices=scores, min_updates=least)
+    setup = replace(setup, executor=executor, evaluate_devices=scores, min_updates=least)
+    if not is_secure(setup.experiment):
+        return setup
+    assert directory.keys is not None
+    return replace(setup, secure=FlowerDevices(executor, directory.keys))
 
 
 def largest_reply(setup: Setup) -> int:
     """Bytes of the largest reply that a device may send."""
     updates = [size(phase.upload_spec(setup.start)) for phase in setup.algorithm.phases]
     scores = sum(8 * tensor.numel() for tensor in expected_sums(setup).values())
+    if is_secure(setup.experiment):
+        updates = [bytes_ // 4 * WIDTH for bytes_ in updates] + [OVERHEAD + SHARES * setup.devices]
     return max(*updates, scores) + OVERHEAD
 
 

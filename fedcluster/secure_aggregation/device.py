@@ -123,6 +123,11 @@ class Participant:
                 raise ProtocolError(f"the keys of device {name} for this cycle are not signed by it")
         self.check_weight(names)
 
+    @property
+    def weight(self) -> float:
+        """p_u, which is in the roster that all devices of the cohort have."""
+        return self.roster.weights[self.name]
+
     def check_weight(self, names: list[str]) -> None:
         weights = self.roster.weights
         share = weights[self.name] / sum(weights[name] for name in names)

@@ -26,6 +26,7 @@ from fedcluster.training.executors.distributed import (
     all_reduce_any,
 )
 from fedcluster.training.executors.in_process import DeviceStates
+from fedcluster.training.executors.secure import Asked
 from fedcluster.training.norm_bound import Norms, usual_steps
 from fedcluster.training.secure_sum import SumFailed, run_secure_phase
 from fedcluster.training.setup import Setup
@@ -134,19 +135,22 @@ def run_phase(
     lr, steps = learning_rate(experiment.local, received), usual_steps(experiment.local, cycle)
     seen = overlap.downloaded(state, cycle, received)
     norms = Norms(bound, seen, received, upload_spec, lr, steps, setup.task.first_gradients)
+    accepted: set[int] = set()
+    aggregate: Aggregate | None
     if setup.secure is not None and upload_spec:
-        state, accepted = run_secure_phase(setup, ledger, state, cycle, received, phase, number, device_states, norms)
-        return state, accepted, []
-    uploads = ledger.receive(setup.executor.train(cycle, received, number, device_states), cycle, upload_spec, number)
-    accepted = set()
-    updates = collect_devices(accept(uploads, cycle, upload_spec, ledger.refuse, norms), accepted)
-    aggregate = run_aggregation(setup, seen, updates, cycle, received, phase, number)
+        asked = Asked(cycle, received, number, device_states, norms.limits)
+        aggregate = run_secure_phase(setup, ledger, asked, upload_spec, norms, accepted)
+    else:
+        sent = setup.executor.train(cycle, received, number, device_states)
+        uploads = ledger.receive(sent, cycle, upload_spec, number)
+        updates = collect_devices(accept(uploads, cycle, upload_spec, ledger.refuse, norms), accepted)
+        aggregate = run_aggregation(setup, seen, updates, cycle, received, phase, number)
     if aggregate is not None:
         state = phase.combine(state, overlap.move(aggregate, state, cycle, received), cycle)
         ledger.discarded += aggregate.discarded
         state = replace(state, server=state.server | aggregate.kept)
     measured = all_gather_norms(norms.kept, cycle.cohort, upload_spec)
-    furthest = [divergence.Moved(*one, cycle.cycle) for one in norms.furthest(measured)]
+    furthest = [divergence.Moved(*one, cycle.cycle) for one in norms.furthest(measured) if setup.secure is None]
     return replace(state, norms=state.norms | norms.after(measured)), accepted, furthest
 
 

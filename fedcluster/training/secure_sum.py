@@ -9,15 +9,13 @@ the mean to it; `state.norms` has the norms of means.
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from fedcluster.algorithms import FedAvg, overlap
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs.ledger import Ledger
 from fedcluster.secure_aggregation import integers
 from fedcluster.secure_aggregation.ciphers import Words
 from fedcluster.secure_aggregation.messages import ProtocolError
 from fedcluster.secure_aggregation.server import Reply, Sum
-from fedcluster.state import Aggregate, State, Tensors, Unsent, Update
-from fedcluster.training.executors.in_process import DeviceStates
+from fedcluster.state import Aggregate, Tensors, Unsent, Update
 from fedcluster.training.executors.secure import MASKED, Asked, Exchange
 from fedcluster.training.norm_bound import Norms, measure
 from fedcluster.training.setup import Setup
@@ -30,27 +28,18 @@ class SumFailed(Exception):
 
 
 def run_secure_phase(
-    setup: Setup,
-    ledger: Ledger,
-    state: State,
-    cycle: Cycle,
-    received: Tensors,
-    phase: FedAvg,
-    number: int,
-    device_states: DeviceStates,
-    norms: Norms,
-) -> tuple[State, set[int]]:
-    """One download and upload: the next state, and the devices whose updates are in the mean. SumFailed where there is
-    none."""
-    privacy, spec = setup.experiment.privacy, phase.upload_spec(state)
+    setup: Setup, ledger: Ledger, asked: Asked, spec: Tensors, norms: Norms, accepted: set[int]
+) -> Aggregate | None:
+    """The aggregate of a phase; the devices whose updates are in it are added to `accepted`. SumFailed where there is
+    none. The norms of the mean take the place of those of updates."""
+    privacy, cycle = setup.experiment.privacy, asked.cycle
     assert setup.secure is not None
     assert privacy is not None
     if not len(cycle.cohort):  # none is left after an earlier phase
-        return state, set()
-    devices = cycle.cohort.tolist()
-    shares = dict(zip(devices, (cycle.weights / cycle.weights.sum()).tolist(), strict=True))
-    exchange = setup.secure.exchange(Asked(cycle, received, number, device_states, shares, norms.limits))
-    numbers = {exchange.name(k): k for k in devices}
+        return None
+    exchange = setup.secure.exchange(asked)
+    numbers = {exchange.name(k): k for k in cycle.cohort.tolist()}
+    shares = asked.weights
     weights = {name: shares[k] for name, k in numbers.items()}
     size = integers.numbers_of(spec)
     sum_ = Sum(exchange.session, weights, size, exchange.verify, privacy.threshold, privacy.min_cohort)
@@ -65,11 +54,12 @@ def run_secure_phase(
     found = measure(mean.message, norms.origin, {name: limit * (1 + ROUNDING) for name, limit in norms.limits.items()})
     if isinstance(found, str):
         raise SumFailed(f"the mean of the updates is refused ({found}): a device has not kept to the bound")
-    if setup.transforms:
-        changed = setup.transforms.on_aggregate(mean.message, received, number, cycle.round, cycle.cycle)
-        mean = Aggregate(changed, mean.weight)
-    state = phase.combine(state, overlap.move(mean, state, cycle, received), cycle)
-    return replace(state, norms=state.norms | norms.after({devices[0]: found})), {numbers[name] for name in sum_.masked}
+    accepted |= {numbers[name] for name in sum_.masked}
+    norms.kept[min(accepted)] = found
+    if not setup.transforms:
+        return mean
+    place = asked.phase, cycle.round, cycle.cycle
+    return replace(mean, message=setup.transforms.on_aggregate(mean.message, asked.received, *place))
 
 
 def add_up(

@@ -336,8 +336,7 @@ def executor_of(
 def choose_executor(setup: Setup, workers: int, cohorts: str, say: Say = silent) -> Setup:
     """The executor for this many processes, with the attacker between it and the server, and with updates summed
     securely, if the experiment says so."""
-    privacy, attacker = setup.experiment.privacy, setup.attacker
-    secure = privacy is not None and privacy.secure_aggregation
+    attacker, secure = setup.attacker, secure_checks.is_secure(setup.experiment)
     if secure and is_distributed():
         raise BadExperiment("privacy.secure_aggregation is not possible under torchrun: run it without")
     setup = share_out(setup, workers, cohorts, say)

@@ -27,15 +27,19 @@ MASKED = "masked"  # the name of a masked update, a tensor of bytes
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What the devices of a cohort are asked for in a phase: updates with these weights, whose parts have norms up to
-    `limits`."""
+    """What the devices of a cohort are asked for in a phase: updates whose parts have norms up to `limits`."""
 
     cycle: Cycle
     received: Tensors
     phase: int
     device_states: DeviceStates
-    weights: dict[int, float]
     limits: dict[str, float]
+
+    @property
+    def weights(self) -> dict[int, float]:
+        """p_k / sum p_k of the cohort, by device."""
+        shares = self.cycle.weights / self.cycle.weights.sum()
+        return dict(zip(self.cycle.cohort.tolist(), shares.tolist(), strict=True))
 
 
 class Exchange(Protocol):
@@ -92,7 +96,7 @@ class SimulatedExchange:
     """A cohort whose devices answer at once."""
 
     def __init__(self, executor: Executor, asked: Asked) -> None:
-        self.executor, self.asked = executor, asked
+        self.executor, self.asked, self.weights = executor, asked, asked.weights
         cycle = asked.cycle
         self.session = Session(run="simulation", round=cycle.round, cycle=cycle.cycle, phase=asked.phase)
         names = map(self.name, cycle.cohort.tolist())
@@ -126,7 +130,7 @@ class SimulatedExchange:
         k, message = update.device, update.message
         if reason := withdrawn(message, self.asked.received, self.asked.limits):
             return Update(k, update.round, update.cycle, {}, fault=reason)
-        numbers = integers.encode(message, self.asked.weights[k])
+        numbers = integers.encode(message, self.weights[k])
         try:
             upload = self.devices[self.name(k)].mask(content, numbers)
         except ProtocolError as error:
