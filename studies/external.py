@@ -149,6 +149,7 @@ def draw(curves: Curves, path: Path) -> None:
             for seed, curve in enumerate(seeds_of(curves, setting)):
                 percent = [100 * accuracy for accuracy in curve]
                 axis.plot(range(1, len(curve) + 1), percent, color=color, label=None if seed else algorithm)
+                levels.append(max(percent))
             levels.append(PUBLISHED[setting][0])
             axis.axhline(levels[-1], color=color, linestyle=":", linewidth=1)
         axis.set(title=f"{data}, {partition}", xlabel="round", ylabel="test accuracy, %", xlim=(0, PUBLISHED_ROUNDS))
