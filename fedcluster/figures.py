@@ -24,6 +24,11 @@ def canvas(columns: int, width: float, height: float, widths: tuple[float, ...] 
     return figure, axes
 
 
+def whole_numbers(axis: Any) -> None:
+    """Put ticks at whole numbers only, also where there is one of them."""
+    axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+
+
 def heat(ax: Any, values: Any, label: str) -> None:
     """A matrix of shares as an image, from white to blue, with a colour bar."""
     image = ax.imshow(values, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")

@@ -122,8 +122,7 @@ def plot(report: FleetReport) -> Plot:
     fleet, clusters, (sizes, right) = report.fleet, report.clusters, axes[-2:]
     if report.labelled:
         plot_labels(report, *axes[:2])
-    sizes.hist(fleet.weights, bins=min(40, max(1, len(np.unique(fleet.sizes)))), color="#0072B2")
-    sizes.axvline(1 / len(fleet), color="#5A5A5A", lw=1, ls="--")
+    plot_weights(sizes, fleet.weights)
     sizes.set(title="weight of each device", xlabel="$p_k$ (dashed: equal weights)", ylabel="devices")
     right.bar(range(clusters.count), clusters.weights(fleet), color="#0072B2")
     right.axhline(1 / clusters.count, color="#5A5A5A", lw=1, ls="--")
@@ -131,6 +130,14 @@ def plot(report: FleetReport) -> Plot:
     if clusters.count <= 20:
         right.set_xticks(range(clusters.count))
     return Plot(figure)
+
+
+def plot_weights(ax: Any, weights: Any) -> None:
+    """How many devices have which weight p_k, from 0 on, so that equal weights look equal."""
+    ax.hist(weights, bins=np.linspace(0, 1.1 * weights.max(), 42), color="#0072B2")
+    ax.axvline(1 / len(weights), color="#5A5A5A", lw=1, ls="--")
+    ax.set_xlim(0, 1.1 * weights.max())
+    ax.xaxis.get_major_locator().set_params(nbins=5)
 
 
 def plot_labels(report: FleetReport, left: Any, middle: Any) -> None:

@@ -13,7 +13,7 @@ from scipy.sparse import coo_array
 from fedcluster.analysis.fleet_report import clusters_table
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Experiment, sections
-from fedcluster.figures import canvas, save
+from fedcluster.figures import canvas, save, whole_numbers
 from fedcluster.fleet.clustering.clusters import Clusters, build, from_assignment
 from fedcluster.fleet.clustering.request import Request
 from fedcluster.fleet.clustering.slots import find_slots, number_slots
@@ -144,16 +144,17 @@ def plot(plan: Plan, path: Path) -> None:
     image = day.imshow(
         plan.free, aspect="auto", cmap="Blues", vmin=0, vmax=1, extent=(0, 24, clusters.count - 0.5, -0.5)
     )
-    what = "that is free" if plan.slots is not None else f"where it is night ({NIGHT[0]:.0f} to {NIGHT[1]:.0f} h local)"
-    figure.colorbar(image, ax=day, label=f"share of the cluster {what}")
+    figure.colorbar(image, ax=day, label="share of the cluster")
     for cluster, (begin, end) in enumerate(plan.slots if plan.slots is not None else []):
         day.plot(
             [begin, end, end, begin, begin], np.array([-0.5, -0.5, 0.5, 0.5, -0.5]) + cluster, color="#D55E00", lw=1.8
         )
-    title = "free devices (orange: the cluster's slot)" if plan.slots is not None else "night"
+    night = f"devices for which it is night ({NIGHT[0]:.0f} to {NIGHT[1]:.0f} h local time)"
+    title = "free devices (orange: the cluster's slot)" if plan.slots is not None else night
     day.set(title=title, xlabel="hour of the day, UTC", ylabel="cluster", xticks=range(0, 25, 3))
     sizes.barh(range(clusters.count), [len(members) for members in clusters.members], color="#0072B2")
     sizes.set(title="devices", ylim=(clusters.count - 0.5, -0.5))
+    whole_numbers(sizes.xaxis)
     if clusters.count <= 40:
         day.set_yticks(range(clusters.count))
         sizes.set_yticks([])

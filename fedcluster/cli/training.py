@@ -19,6 +19,7 @@ from fedcluster.cli.common import (
     need_out,
     reading,
 )
+from fedcluster.cli.ending import Ending, Html
 from fedcluster.cli.report import LivePort, ShowLive, shown_live
 
 ABSURD = 1000  # a training loss: guessing among 10,000 classes has 9.2
@@ -136,6 +137,7 @@ def compare(
     ] = "rounds",
     out: Out = None,
     resume: Resume = False,
+    html: Html = None,
 ) -> None:
     """Train with several methods on the same fleet, from the same start, with the same budget."""
     with exit_on_error("--resume"):
@@ -144,7 +146,6 @@ def compare(
         described = load(experiment or Path(__file__).with_name("demo.toml"), o)
         from fedcluster.analysis import compare as comparison
         from fedcluster.cli import tables
-        from fedcluster.cli.grid import show
         from fedcluster.runs.directory import fresh
         from fedcluster.runs.progress import stages
         from fedcluster.training.executors.processes import cores
@@ -163,10 +164,13 @@ def compare(
                 progress=progress,
                 x=x,
             )
-        show(tables.outcomes_table(result))
+        ending = Ending(f"comparison on {experiment.stem if experiment else 'digits'}", html)
+        ending.show(tables.outcomes_table(result), "Methods")
         for remark in tables.verdict(result):
-            echo(remark)
+            ending.say(remark)
         echo(f"Plot saved to {out}/curves.png")
+        all_seeds = range(described.seed, described.seed + seeds)
+        ending.finish(runs=[out / f"{one.method}-seed{seed}" for one in result.outcomes for seed in all_seeds])
 
 
 def method_names(text: str) -> list[str]:
@@ -211,19 +215,22 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Output folder; runs that are finished there are not repeated.")
     ] = None,
+    html: Html = None,
 ) -> None:
     """Reproduce a figure of the paper, and judge its claims."""
     with exit_on_error("the same command"):
         out = out or Path("runs", f"paper-{scale}-{lr}")
         reading(out)
         from fedcluster.analysis.paper.reproduce import reproduce as run_figures
-        from fedcluster.cli.grid import Grid, show
+        from fedcluster.analysis.paper.table import read_curves
+        from fedcluster.cli.grid import Grid
         from fedcluster.runs.progress import stages
         from fedcluster.training.executors.processes import cores
 
+        figures, ending = list(FIGURES) if figure == "all" else [figure], Ending(f"{figure} of the paper", html)
         with stages() as progress:
             verdicts = run_figures(
-                list(FIGURES) if figure == "all" else [figure],
+                figures,
                 scale,
                 lr,
                 seeds,
@@ -234,8 +241,13 @@ def reproduce(
                 lambda text: echo(text, err=True),
             )
         rows = [[v.claim, v.verdict, *v.lower()] for v in verdicts]
-        show(Grid(["claim", "verdict", "lower by", "95 % interval"], rows, left=2))
+        ending.show(Grid(["claim", "verdict", "lower by", "95 % interval"], rows, left=2), "Verdicts")
         echo(f"Plots, data and verdicts are in {out}/")
+        drawn = {
+            out / (f"{name}.png" if x == "rounds" else f"{name}-{x}.png"): f"{name} of the paper" for name in figures
+        }
+        pictures = {path: words for path, words in drawn.items() if path.exists()}
+        ending.finish(pictures, curves=read_curves(out, figures) if html else {})
 
 
 def evaluate(

@@ -17,7 +17,7 @@ from fedcluster.data.partition import Labels, Partition
 from fedcluster.data.partitions import registry as partitions
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import sections
-from fedcluster.figures import BLUE, Plot, canvas, html_table
+from fedcluster.figures import BLUE, Plot, canvas, html_table, whole_numbers
 from fedcluster.fleet import fleet_file, synthetic, traces
 from fedcluster.fleet.fleet_file import DeviceTable
 from fedcluster.inputs import located
@@ -72,7 +72,7 @@ class Fleet:
             classes, devices = np.unique(self.major_class, return_counts=True)
             ax.bar(classes, devices, color=BLUE)
             ax.set(xlabel="class of which it holds the most", ylabel="devices")
-            ax.xaxis.get_major_locator().set_params(integer=True)
+            whole_numbers(ax.xaxis)
         return Plot(figure)
 
     def _repr_html_(self) -> str:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,29 @@ def unique_names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
+def collect_curves(curves: Mapping[str, Sequence[Sequence[Line]]]) -> list[dict[str, Any]]:
+    """Runs of which only the lines of metrics are known, by the name that those of all seeds share."""
+    return [
+        empty | {"name": f"{name}, seed {seed}", "group": name, "seed": seed} | history(list(lines), {})
+        for name, seeds in curves.items()
+        for seed, lines in enumerate(seeds)
+        for empty in [{"folder": "", "state": "", "planned": None, "experiment": {}, "cycles": cycle_columns([], 1)}]
+    ]
+
+
+def history(lines: list[Line], keys: dict[str, Any]) -> dict[str, Any]:
+    """The curves of a run: its scores and counts, and the axes that they can be drawn over."""
+    along = {key: [axis(line) for line in lines] for key, (_, axis) in axes(keys).items()}
+    return {"rounds": columns(lines), "axes": along}
+
+
 def collect_run(folder: Path, name: str, share: float = 1.0) -> dict[str, Any]:
     """One run. `share` is its part of what all runs of the page may show in detail."""
     facts = attempt(lambda: run_facts(folder, check=False)) or {}
     keys = attempt(lambda: parse(read(folder / "experiment.toml"), "")) or {}
     lines, cycle_lines = read_lines(folder / ROUNDS), read_lines(folder / CYCLES)
     start = facts.get("start")
-    history = [{"round": 0, **start}, *lines] if isinstance(start, dict) and start else lines
+    first = [{"round": 0, **start}] if isinstance(start, dict) and start else []
     fleet = fleet_of(folder)
     names = fleet.pop("names", None)
     flat = flatten(keys)
@@ -87,8 +103,7 @@ def collect_run(folder: Path, name: str, share: float = 1.0) -> dict[str, Any]:
         "toml": (attempt(lambda: read(folder / "experiment.toml")[:20_000]) or "") if share > SMALL else "",
         "environment": {key: short(facts[key]) for key in ENVIRONMENT if key in facts},
         "command": command(folder, facts),
-        "rounds": columns(history, keys),
-        "axes": {key: [axis(line) for line in history] for key, (_, axis) in axes(keys).items()},
+        **history([*first, *lines], keys),
         "cycles": cycle_columns(cycle_lines, int(CYCLES_SHOWN * share)),
         "events": collect_events(lines, cycle_lines, names, int(EVENTS_SHOWN * share)),
         "fleet": fleet if share > SMALL else light(fleet),
@@ -169,10 +184,10 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def columns(history: list[Line], keys: dict[str, Any]) -> dict[str, Column]:
+def columns(lines: list[Line]) -> dict[str, Column]:
     """The scores and counts of every round, by name; None where a round has none. Scores of devices are
     `device_<score>_mean` and `device_<score>_worst`."""
-    flat = [plain(line) for line in history]
+    flat = [plain(line) for line in lines]
     names = dict.fromkeys(name for line in flat for name in line)
     return {name: [line.get(name) for line in flat] for name in names}
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -20,7 +20,8 @@ from typing import Any
 
 import fedcluster
 from fedcluster.files import write_atomically
-from fedcluster.report.collect import Column, axes, collect, find_runs, scores
+from fedcluster.report.collect import Column, axes, collect, collect_curves, find_runs, scores
+from fedcluster.runs.metrics import Line
 
 LARGEST = 2_800_000  # characters of the page
 DIGITS = (6, 5, 4)  # significant ones, fewer where a page would become too large
@@ -49,14 +50,15 @@ class Table:
 
 @dataclass
 class Content:
-    """What a page shows: sentences, tables and pictures (PNG files, each with a description), then runs."""
+    """What a page shows: sentences, tables and pictures (PNG files, each with a description), then runs from their
+    folders, and curves by name: the lines of metrics of each seed."""
 
     title: str
     sentences: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     pictures: list[tuple[Path, str]] = field(default_factory=list)
     runs: Sequence[Path] = ()
-    command: str = ""
+    curves: Mapping[str, Sequence[Sequence[Line]]] = field(default_factory=dict)
 
 
 def write_page(content: Content, path: Path) -> Path:
@@ -78,10 +80,9 @@ def title_of(paths: Sequence[Path], found: Sequence[Path]) -> str:
 
 def data_of(content: Content) -> dict[str, Any]:
     """The data of a page, as its scripts take them."""
-    runs = collect(content.runs)
+    runs = collect(content.runs) + collect_curves(content.curves)
     return {
         "title": content.title,
-        "command": content.command,
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": fedcluster.__version__,
         "sentences": content.sentences,

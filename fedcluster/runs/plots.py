@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcluster.figures import Plot, canvas, save
+from fedcluster.figures import Plot, canvas, save, whole_numbers
 from fedcluster.models.metrics import Metric, recorded_metrics
 from fedcluster.runs.devices import summarize
 from fedcluster.runs.metrics import Line
@@ -92,7 +92,8 @@ def curves_plot(histories: dict[str, list[list[Line]]], title: str = "", x: str 
             if len(seeds) > 1:
                 ax.fill_between(there, y.min(axis=0), y.max(axis=0), color=colour, alpha=0.2, lw=0)
         ax.set_xlabel(X[x][0])
-        ax.xaxis.get_major_locator().set_params(integer=x == "rounds")
+        if x in ("rounds", "aggregations", "updates"):
+            whole_numbers(ax.xaxis)
         ax.set_ylabel(label)
         ax.grid(alpha=0.25)
         if ax is axes[0]:
@@ -133,7 +134,7 @@ def device_plot(lines: list[Line], path: Path, metrics: Sequence[Metric], title:
         axes[2].plot(rounds, drawn(means), lw=1.2, marker=marker, ms=3, label=words)
     for ax in (axes[0], axes[2]):
         ax.set_xlabel("learning rounds")
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        whole_numbers(ax.xaxis)
         ax.set_ylabel(label)
         ax.grid(alpha=0.25)
     axes[1].set_xlabel(label)

@@ -22,14 +22,17 @@ from fedcluster.runs.progress import Display
 from fedcluster.training.setup import prepare
 from fedcluster.training.threads import repeatable
 from tests.conftest import Here, blobs
+from tests.report.folders import data_in
 
 Write = Callable[..., Path]
 
 
 def test_analyze_says_what_fails_first_and_adds_up(here: Here, write_experiment: Write, tmp_path: Path) -> None:
     assert here("run", write_experiment(), "--out", "run")[0] == 0
-    code, text, _ = here("analyze", write_experiment(), "--at", "run", "--out", "out")
+    code, text, _ = here("analyze", write_experiment(), "--at", "run", "--out", "out", "--html", "page.html")
     assert code == 0
+    page = data_in(tmp_path / "page.html")
+    assert (page["sentences"][0] in text, len(page["tables"]), len(page["pictures"])) == (True, 3, 1)
     assert text.startswith(
         "The theorem's conditions do not hold on this problem, so its bound guarantees nothing here."
     )
@@ -201,8 +204,9 @@ def one_large_cluster(fleet: Any, rng: Any, options: Any) -> Any:
 
 def test_one_cluster_is_not_compared_with_itself(here: Here, write_experiment: Write, tmp_path: Path) -> None:
     path = write_experiment(clusters={"count": 1, "participation": 0.05})
-    code, text, _ = here("advise", path, "--out", "out")
+    code, text, _ = here("advise", path, "--out", "out", "--html", "page.html")
     assert (code, "Recommended: M = 1." in text) == (0, True)
+    assert "Recommended: M = 1." in data_in(tmp_path / "page.html")["sentences"]
     assert "With one cluster there is nothing to choose between clusterings, and H_cluster is 0." in text
     assert "round_momentum" not in text
     assert json.loads((tmp_path / "out" / "advice.json").read_text())["alternatives"] == []

@@ -30,6 +30,7 @@ from fedcluster.analysis.paper.figures import CONTROL, FEDAVG, FEDCLUSTER, exper
 from fedcluster.analysis.paper.reproduce import complete, job
 from fedcluster.analysis.tuning import TUNING_SEEDS, rate
 from fedcluster.training.setup import prepare
+from tests.report.folders import data_in
 
 
 def history(*losses: float) -> list[dict[str, Any]]:
@@ -219,10 +220,12 @@ def test_from_one_command(small_mnist: None, here: Any, tmp_path: Path) -> None:
     assert "Rounds: 2 on MNIST." in beside
     assert "Seeds: 0, 1." in beside
     assert "FedAvg's divided by M" in beside
-    code, again, err = here("reproduce", "fig6", "--out", out, "--x", "bytes")
+    code, again, err = here("reproduce", "fig6", "--out", out, "--x", "bytes", "--html", tmp_path / "page.html")
     assert "runs to do" not in err
     assert f"fig6 is plotted from {out}/fig6.csv" in err
-    assert again == said
+    assert again == f"{said}Page saved to {tmp_path}/page.html\n"
+    page = data_in(tmp_path / "page.html")
+    assert (len(page["runs"]), len({run["group"] for run in page["runs"]}), len(page["pictures"])) == (8, 4, 1)
     assert (out / "fig6-bytes.png").stat().st_size > 20_000
 
 

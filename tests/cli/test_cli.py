@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import fedcluster
 from tests.conftest import Here, Run, blobs, until
+from tests.report.folders import data_in
 
 Write = Callable[..., Path]
 COUNTS = ["aggregations", "device_updates", "downloads", "uploads", "bytes_down", "bytes_up"]
@@ -204,7 +205,8 @@ def test_compare_prints_a_table_and_draws(
 def test_partition_shows_and_writes_what_can_be_read_back(here: Here, write_experiment: Write, tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", **blobs())
     keys = {"data": {"name": "data.npz"}, "fleet": {"partition": "natural"}}
-    code, text, _ = here("partition", write_experiment(**keys), "--out", "out")
+    code, text, _ = here("partition", write_experiment(**keys), "--out", "out", "--html", "page.html")
+    assert [table["title"] for table in data_in(tmp_path / "page.html")["tables"]] == ["Devices", "Clusters"]
     assert (code, "7 devices" in text, "q_K" in text) == (0, True, True)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"devices.csv", "clusters.csv", "partition.png"}
     path = write_experiment(**keys, clusters={"method": "file", "path": "out/clusters.csv", "participation": 1.0})
@@ -213,8 +215,12 @@ def test_partition_shows_and_writes_what_can_be_read_back(here: Here, write_expe
 
 def test_compare_over_simulated_time(here: Here, one_core: None, write_experiment: Write, tmp_path: Path) -> None:
     path = write_experiment(fleet={"devices": 30, "samples": 20, "world": "diurnal"}, clock={})
-    code, text, err = here("compare", path, "--seeds", "2", "--x", "time", "--out", "out")
+    code, text, err = here("compare", path, "--seeds", "2", "--x", "time", "--out", "out", "--html", "pages/page.html")
     assert code == 0, err
+    page = data_in(tmp_path / "pages" / "page.html")
+    methods = ["FedAvg", "FedCluster", "centralized SGD"]
+    assert [run["group"] for run in page["runs"]] == [name for name in methods for _ in range(2)]
+    assert page["sentences"][-1] in text.replace("\n", " ")
     assert "simulated hours to loss" in text
     report = json.loads((tmp_path / "out" / "comparison.json").read_text())
     for method in ("fedavg", "fedcluster"):
@@ -269,8 +275,11 @@ def test_a_plan_is_taken_back_by_a_run(soft: bool, here: Here, write_experiment:
 
 def test_a_plan_by_time_zone(here: Here, tmp_path: Path) -> None:
     (tmp_path / "fleet.csv").write_text(FLEET)
-    code, text, _ = here("plan", "fleet.csv", "--count", "3", "--out", "out")
+    code, text, _ = here("plan", "fleet.csv", "--count", "3", "--out", "out", "--html", "page.html")
     assert (code, "never free" in text) == (0, False)
+    page = data_in(tmp_path / "page.html")
+    assert page["tables"][0]["rows"][0][:2] == ["0", "2"]
+    assert page["pictures"][0]["source"].startswith("data:image/png;base64,")
     assert "+9 to +9" in text
     assert "-5 to -5" in text
     rows = (tmp_path / "out" / "clusters.csv").read_text().splitlines()

@@ -1,6 +1,7 @@
 """Folders as runs leave them, written by hand: of any size, and hostile."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,14 @@ def cycle_line(j: int, K: int, moved: float, cosine: float, late: list[int]) -> 
 
 def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def data_of_page(html: str) -> Any:
+    """The data of a page, as its scripts read them."""
+    text = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert text
+    return json.loads(text[1])
+
+
+def data_in(page: Path) -> Any:
+    return data_of_page(page.read_text())

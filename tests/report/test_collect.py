@@ -1,6 +1,5 @@
 """What a report reads from folders, and that a page is made of whatever is there."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from fedcluster.report import page
 from fedcluster.report.collect import collect, collect_run, find_runs
 from fedcluster.runs.progress import Display
 from tests.conftest import Here
-from tests.report.folders import cycle_line, write_lines, write_run
+from tests.report.folders import cycle_line, data_of_page, write_lines, write_run
 
 KEYS: dict[str, Any] = {
     "rounds": 3,
@@ -36,13 +35,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "run"
     fedcluster.run(fedcluster.Experiment(**KEYS), folder, display=Display())
     return folder
-
-
-def data_in(html: str) -> Any:
-    """The data of a page, as its scripts read them."""
-    text = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
-    assert text
-    return json.loads(text[1])
 
 
 def test_everything_that_a_run_writes_is_there(trained: Path) -> None:
@@ -71,7 +63,7 @@ def test_the_command_writes_one_file_that_needs_no_other(trained: Path, here: He
     assert (code, out) == (0, f"Report saved to {tmp_path}/page/out.html\n")
     html = (tmp_path / "page" / "out.html").read_text()
     assert not re.search(r'(src|href)="(?!#|data:)', html)
-    assert data_in(html)["runs"][0]["rounds"]["round"] == [0, 1, 2, 3]
+    assert data_of_page(html)["runs"][0]["rounds"]["round"] == [0, 1, 2, 3]
 
 
 def test_a_comparison_is_reported_by_its_folder(tmp_path: Path, here: Here) -> None:
@@ -106,13 +98,13 @@ def test_an_older_run_is_shown_without_what_it_did_not_write(tmp_path: Path) -> 
 def test_a_damaged_file_leaves_a_page_without_it(tmp_path: Path, name: str, content: bytes) -> None:
     folder = write_run(tmp_path / "run", rounds=2)
     (folder / name).write_bytes(content)
-    data_in(page.page(page.data_of(page.Content("run", runs=[folder]))))
+    data_of_page(page.page(page.data_of(page.Content("run", runs=[folder]))))
 
 
 def test_no_text_ends_the_element_that_holds_the_data() -> None:
     hostile = "</script><script>alert(1)</script><!-- & {{data}} \u2028"
     html = page.render(page.encode({"name": hostile}, 6))
-    assert data_in(html) == {"name": hostile}
+    assert data_of_page(html) == {"name": hostile}
     assert html.count("<script>") == len(page.SCRIPTS)
     assert "<!--" not in html.split('id="data">')[1].split("</script>")[0]
 
@@ -129,7 +121,7 @@ def test_many_runs_stay_below_three_megabytes(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(page, "LARGEST", len(page.render("")) + 70_000)
     html = page.page(whole)
     assert len(html) <= page.LARGEST
-    thinned = data_in(html)
+    thinned = data_of_page(html)
     assert thinned["every"] > 1
     last = whole["runs"][0]["rounds"]["train_loss"][-1]
     assert thinned["runs"][0]["rounds"]["train_loss"][-1] == pytest.approx(last, rel=1e-3)

@@ -14,8 +14,8 @@ from fedcluster.errors import BadExperiment
 from fedcluster.report.live import Live
 from fedcluster.runs.progress import Display
 from tests.conftest import Here
-from tests.report.folders import write_run
-from tests.report.test_collect import KEYS, data_in
+from tests.report.folders import data_of_page, write_run
+from tests.report.test_collect import KEYS
 
 
 def get(live: Live, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, str]:
@@ -54,7 +54,7 @@ def served(tmp_path: Path) -> Iterator[Live]:
 
 def test_the_page_and_nothing_else(served: Live) -> None:
     status, html = get(served)
-    assert (status, data_in(html)["live"]) == (200, True)
+    assert (status, data_of_page(html)["live"]) == (200, True)
     assert get(served, "/../run.json")[0] == 404
     assert get(served, method="POST")[0] == 501
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedcluster.analysis.paper.choices import NAMES
 from fedcluster.analysis.paper.figures import Curve, Panel
-from fedcluster.figures import save
+from fedcluster.figures import save, whole_numbers
 from fedcluster.runs.metrics import Line
 from fedcluster.runs.plots import COLOURS, X, log_scale
 
@@ -82,7 +82,8 @@ def draw_panel(ax: Any, panel: Panel, runs: dict[tuple[Panel, Curve], list[list[
             ax.fill_between(places, values.min(axis=0), values.max(axis=0), color=line["color"], alpha=0.18, lw=0)
     if quantity == "train_loss":
         log_scale(ax)
-    ax.xaxis.get_major_locator().set_params(integer=x == "rounds")
+    if x != "bytes":
+        whole_numbers(ax.xaxis)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25)
     ax.tick_params(labelsize=8)

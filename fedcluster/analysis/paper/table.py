@@ -7,7 +7,7 @@ can be plotted again without its runs.
 import csv
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedcluster.analysis.paper.claims import Histories
@@ -54,6 +54,13 @@ def read(path: Path) -> Histories:
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise BadData(f"{path} is damaged ({error}): delete it, and reproduce {path.stem} again") from None
     return {key: list(seeds.values()) for key, seeds in histories.items()}
+
+
+def read_curves(folder: Path, figures: Sequence[str]) -> dict[str, list[list[Line]]]:
+    """The curves of figures that have their data in the folder, by figure, data set, panel and label."""
+    paths = [folder / f"{figure}.csv" for figure in figures]
+    found = [read(path) for path in paths if path.exists()]
+    return {" · ".join((panel, data, label)): runs for one in found for (data, panel, label), runs in one.items()}
 
 
 def curves(path: Path, panels: list[Panel], seeds: int) -> Runs:

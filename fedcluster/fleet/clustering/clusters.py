@@ -8,7 +8,7 @@ import numpy as np
 
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import sections
-from fedcluster.figures import BLUE, Plot, canvas, html_table
+from fedcluster.figures import BLUE, Plot, canvas, html_table, whole_numbers
 from fedcluster.fleet.clustering import registry
 from fedcluster.fleet.clustering.request import Request
 from fedcluster.fleet.fleet import Fleet, Floats, Ints
@@ -48,7 +48,7 @@ class Clusters:
         figure, (ax,) = canvas(1, 4.75, 3.2)
         ax.bar(range(self.count), [len(devices) for devices in self.members], color=BLUE)
         ax.set(xlabel="cluster", ylabel="devices")
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        whole_numbers(ax.xaxis)
         return Plot(figure)
 
     def _repr_html_(self) -> str:

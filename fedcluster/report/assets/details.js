@@ -5,6 +5,7 @@ Report.tile = (value, name, warn) => Report.element("div", { class: warn ? "tile
 
 Report.summary = function (run) {
   const { element, tile, last } = Report, { rounds } = run, tiles = [];
+  const days = (seconds) => (seconds > 2 * 86400 ? `${(seconds / 86400).toFixed(1)} days` : Report.duration(seconds));
   for (const score of Report.data.scores) {
     if (!/^(train_loss|test_(?!loss)[^/]*|epsilon)$/.test(score.key) || !rounds[score.key]) continue;
     tiles.push(tile(Report.score(last(rounds[score.key]), score), score.label));
@@ -14,7 +15,7 @@ Report.summary = function (run) {
   tiles.push(tile(run.planned && run.planned !== done ? `${done} of ${run.planned}` : Report.number(done), "rounds"));
   tiles.push(tile(Report.number(last(rounds.device_updates) || 0), "device updates"));
   tiles.push(tile(Report.bytes((last(rounds.bytes_up) || 0) + (last(rounds.bytes_down) || 0)), "sent and received"));
-  if (rounds.simulated_seconds) tiles.push(tile(Report.duration(last(rounds.simulated_seconds)), "simulated time"));
+  if (rounds.simulated_seconds) tiles.push(tile(days(last(rounds.simulated_seconds)), "simulated time"));
   tiles.push(tile(Report.duration(last(rounds.elapsed) || 0), "computing time"));
   const lost = Object.values(run.events.totals).reduce((a, b) => a + b, 0);
   if (lost) tiles.push(tile(Report.number(lost), "refused, lost or late", true));

@@ -28,8 +28,8 @@
     const keys = Report.differences(data.runs).slice(0, 12);
     const choose = (run) => { state.run = data.runs.indexOf(run); build(); document.getElementById("run").scrollIntoView(); };
     const found = [
-      { label: "run", left: true, value: (run) => run.name, text: (run) => run.name, cell: (run) => element("button", { type: "button", class: "link", onclick: () => choose(run) }, run.name) },
-      { label: "state", left: true, value: (run) => run.state, text: (run) => run.state },
+      { label: "run", left: true, value: (run) => run.name, text: (run) => run.name, cell: (run) => (run.folder ? element("button", { type: "button", class: "link", onclick: () => choose(run) }, run.name) : run.name) },
+      ...(data.runs[0].folder ? [{ label: "state", left: true, value: (run) => run.state, text: (run) => run.state }] : []),
       { label: "rounds", value: (run) => final(run, "round") },
       ...scores.map((score) => ({ label: score.label, value: (run) => final(run, score.key), text: (run) => Report.score(final(run, score.key), score) })),
       ...scores.filter((score) => score.higher).map((score) => ({ label: `best ${score.label}`, value: (run) => best(run, score), text: (run) => Report.score(best(run, score), score) })),
@@ -37,7 +37,7 @@
       { label: "bytes", value: (run) => (final(run, "bytes_up") || 0) + (final(run, "bytes_down") || 0), text: (run) => Report.bytes((final(run, "bytes_up") || 0) + (final(run, "bytes_down") || 0)) },
       ...keys.map((key) => ({ label: key, value: (run) => sortable(run.experiment[key] ?? ""), text: (run) => run.experiment[key] ?? "–" })),
     ];
-    return Report.section("runs", "Runs", element("p", { class: "quiet" }, "The last values of each run, and the keys in which the experiments differ. Choose a run to see its details below."),
+    return Report.section("runs", "Runs", element("p", { class: "quiet" }, "The last values of each run, and the keys in which the experiments differ." + (data.runs[0].folder ? " Choose a run to see its details below." : "")),
       Report.table(found, data.runs, { label: "Runs", filter: "Filter runs", most: 25, chosen: (run) => data.runs.indexOf(run) === state.run }));
   }
 
@@ -51,7 +51,7 @@
 
   function build() {
     const { data } = Report;
-    state.run ??= Math.max(0, data.runs.findIndex((one) => one.fleet.clusters && one.fleet.clusters.length > 1));
+    state.run ??= Math.max(0, data.runs.findIndex((one) => one.folder && one.fleet.clusters && one.fleet.clusters.length > 1));
     const run = data.runs[state.run], open = [...document.querySelectorAll("details[open] > summary")].map((one) => one.textContent);
     sections.forEach((section) => section.stop && section.stop());
     Report.redraw.length = 0;
@@ -59,11 +59,11 @@
     document.getElementById("title").textContent = data.title;
     document.getElementById("about").textContent = about();
     document.getElementById("made").textContent = `Written by fedcluster ${data.version}, ${data.made}. Charts: uPlot (MIT).`;
-    sections = [findings(), Report.curves.build(), table(), ...(run ? [chooser(), Report.wheel.build(run), Report.fleet(run), Report.devices(run), Report.events(run), Report.privacy(run), Report.experiment(run)] : [])].filter(Boolean);
-    const tiles = data.runs.length === 1 ? Report.summary(run) : null;
+    sections = [findings(), Report.curves.build(), table(), ...(run && run.folder ? [chooser(), Report.wheel.build(run), Report.fleet(run), Report.devices(run), Report.events(run), Report.privacy(run), Report.experiment(run)] : [])].filter(Boolean);
+    const tiles = data.runs.length === 1 && run.folder ? Report.summary(run) : null;
     document.getElementById("parts").replaceChildren(...[tiles, ...sections].filter(Boolean));
     document.getElementById("sections").replaceChildren(...sections.filter((one) => one.id !== "details").map((one) => element("a", { href: `#${one.id}` }, one.querySelector("h2").textContent)));
-    if (data.runs.length > 1 && run) { const place = document.querySelector("#details"); place.append(Report.summary(run)); }
+    if (document.getElementById("details")) { const place = document.querySelector("#details"); place.append(Report.summary(run)); }
     for (const summary of document.querySelectorAll("details > summary")) if (open.includes(summary.textContent)) summary.parentElement.open = true;
     Report.drawHeats = () => document.querySelectorAll(".heat").forEach((heat) => heat.draw());
     Report.redraw.push(() => { Report.drawHeats(); sections.forEach((section) => section.draw && section.draw()); });
@@ -73,11 +73,10 @@
 
   function about() {
     const { data } = Report, { runs } = data;
-    if (data.command && !runs.length) return data.command;
-    if (runs.length === 1) return `${runs[0].folder} · ${runs[0].state}`;
-    if (!runs.length) return data.live ? "Waiting for the first round." : "";
+    if (runs.length === 1 && runs[0].folder) return `${runs[0].folder} · ${runs[0].state}`;
+    if (!runs.length || !runs[0].folder) return data.live ? "Waiting for the first round." : "";
     const finished = runs.filter((run) => run.state === "finished").length, thinned = data.every > 1 ? ` Every ${data.every}th round is in the page.` : "";
-    return `${runs.length} runs, ${finished} finished.${thinned}${data.command ? ` ${data.command}` : ""}`;
+    return `${runs.length} runs, ${finished} finished.${thinned}`;
   }
 
   // A page that is served gets its data again whenever the run has written something.
