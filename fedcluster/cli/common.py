@@ -8,9 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
 from fedcluster.cli import completion
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the quota, the largest file allowed
 
 LONGEST = 1000  # characters of a message
-
-
-def choice(*names: str) -> Any:
-    """The type of an option whose value is one of these names: checked and completed without any import."""
-    return click.Choice(names)
 
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", show_default=False)]

@@ -6,17 +6,21 @@ A package declares them as entry points; each is a function whose parameters typ
     NAME = "package.module:function"
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import cache, wraps
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from click import Command, Context, exceptions
 from typer.core import TyperGroup
 
 from fedcluster.cli.common import exit_on_error
 from fedcluster.errors import BadExperiment
+
+if TYPE_CHECKING:
+    from click import Command, Context
 
 GROUP = "fedcluster.commands"
 
@@ -28,8 +32,13 @@ class Commands(TyperGroup):
         return [*super().list_commands(ctx), *sorted(declared().keys() - self.commands.keys())]
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
-        self.suggest_commands = not hasattr(exceptions, "NoSuchCommand")  # such a click suggests a command itself
-        return super().resolve_command(ctx, args)
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            mistyped: Any = error  # click's, or that of the copy in newer versions of typer
+            if getattr(error, "possibilities", None):  # click will suggest these; typer has put them into the message
+                mistyped.message = mistyped.message.partition(" Did you mean ")[0]
+            raise
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         command = super().get_command(ctx, cmd_name)

@@ -1,18 +1,17 @@
 """The commands that train, and the one that scores what was trained."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from fedcluster.analysis.names import AXES, DEFAULT_METHODS, FIGURES, METHODS, PAPER_AXES, RATES, SCALES
+from fedcluster.analysis.names import DEFAULT_METHODS, FIGURES, METHODS, Axis, Figure, PaperAxis, Rates, Scale
 from fedcluster.cli import completion
 from fedcluster.cli.common import (
     ExperimentFile,
     Out,
     Overrides,
     Resume,
-    choice,
     echo,
     exit_on_error,
     load,
@@ -37,17 +36,15 @@ def run(
     ] = None,
     device: Annotated[str, typer.Option(help="Device to train on: cpu, cuda, cuda:1, ...")] = "cpu",
     cohorts: Annotated[
-        str,
+        Literal["sequential", "stacked", "auto"],
         typer.Option(
-            click_type=choice("sequential", "stacked", "auto"),
             metavar="HOW",
             help="Train a cohort's devices one after the other (sequential), stacked, or as is faster (auto).",
         ),
     ] = "sequential",
     precision: Annotated[
-        str,
+        Literal["float32", "bf16"],
         typer.Option(
-            click_type=choice("float32", "bf16"),
             metavar="NAME",
             help="Compute gradients in float32, or in mixed precision with bfloat16 (bf16).",
         ),
@@ -116,9 +113,8 @@ def compare(
         int, typer.Option(min=1, max=1000, metavar="INTEGER", help="Number of seeds, counted from the experiment's.")
     ] = 3,
     lr: Annotated[
-        str,
+        Rates,
         typer.Option(
-            click_type=choice(*RATES),
             metavar="RATES",
             help="Learning rates. paper: FedAvg's is M times local.lr; equal; tuned: each at its best.",
         ),
@@ -128,9 +124,8 @@ def compare(
         typer.Option(help="Training loss to reach. Default: the highest final loss of all runs.", show_default=False),
     ] = None,
     x: Annotated[
-        str,
+        Axis,
         typer.Option(
-            click_type=choice(*AXES),
             metavar="AXIS",
             help="Compare over rounds, aggregations, updates, bytes or, with simulated time, time.",
         ),
@@ -184,13 +179,10 @@ def method_names(text: str) -> list[str]:
 
 
 def reproduce(
-    figure: Annotated[
-        str, typer.Argument(click_type=choice(*FIGURES, "all"), metavar="|".join((*FIGURES, "all")), show_default=False)
-    ],
+    figure: Annotated[Literal[Figure, "all"], typer.Argument(metavar="|".join((*FIGURES, "all")), show_default=False)],
     scale: Annotated[
-        str,
+        Scale,
         typer.Option(
-            click_type=choice(*SCALES),
             metavar="SCALE",
             help="quick: MNIST, 20 minutes; standard: both data sets, hours; paper: for a GPU.",
         ),
@@ -199,18 +191,15 @@ def reproduce(
         int | None, typer.Option(min=1, max=1000, help="Number of seeds. Default: that of the scale.")
     ] = None,
     lr: Annotated[
-        str,
+        Rates,
         typer.Option(
-            click_type=choice(*RATES),
             metavar="RATES",
             help="Learning rates: paper, equal, or tuned, each curve at its best.",
         ),
     ] = "paper",
     x: Annotated[
-        str,
-        typer.Option(
-            click_type=choice(*PAPER_AXES), metavar="AXIS", help="Draw over rounds, aggregations, updates or bytes."
-        ),
+        PaperAxis,
+        typer.Option(metavar="AXIS", help="Draw over rounds, aggregations, updates or bytes."),
     ] = "rounds",
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Output folder; runs that are finished there are not repeated.")
@@ -227,7 +216,7 @@ def reproduce(
         from fedcluster.runs.progress import stages
         from fedcluster.training.executors.processes import cores
 
-        figures, ending = list(FIGURES) if figure == "all" else [figure], Ending(f"{figure} of the paper", html)
+        figures, ending = list(FIGURES) if figure == "all" else [str(figure)], Ending(f"{figure} of the paper", html)
         with stages() as progress:
             verdicts = run_figures(
                 figures,

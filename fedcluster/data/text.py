@@ -64,7 +64,7 @@ class FromDisk:
             from tokenizers import Tokenizer as HuggingFace
         except ImportError:
             raise BadExperiment(
-                f"data.tokenizer = {str(path)!r} needs the library tokenizers: pip install tokenizers"
+                f'data.tokenizer = {str(path)!r} needs the library tokenizers: pip install "fedcluster[text]"'
             ) from None
         content = read_bytes(file, "data.tokenizer", MOST_TOKENIZER)
         try:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fedcluster.analysis.names import METHODS
 from fedcluster.cli import completion
 from fedcluster.cli.main import app
 from fedcluster.experiment import SECTIONS, Part
@@ -33,7 +34,8 @@ def test_keys_then_values() -> None:
 
 
 def test_methods_are_named_once() -> None:
-    assert completion.methods("fedavg,") == ["fedavg,fedcluster", "fedavg,centralized", "fedavg,minibatch"]
+    assert completion.methods("fedavg,") == [f"fedavg,{name}" for name in METHODS if name != "fedavg"]
+    assert completion.methods("fedavg,mi") == ["fedavg,minibatch"]
 
 
 def test_data_sets_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

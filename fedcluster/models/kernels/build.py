@@ -33,17 +33,18 @@ class BuildFailed(Exception):
     """There is no library; the message says why."""
 
 
-def build(out_dir: Path, flags: Sequence[str] = NATIVE) -> Path:
+def build(out_dir: Path, flags: Sequence[str] = NATIVE, name: str = NAME, trial: bool = True) -> Path:
     """Compile the library into `out_dir`, try it, and return its path. Nothing else is written.
 
     The default flags make the fastest code for this processor, or portable code if the compiler does not know them. For
-    a library that is to run on other machines, pass flags that all of them have, or none.
+    a library that is to run on other machines, pass flags that all of them have, or none; without `trial` this machine
+    need not be one of them.
     """
-    compiler, path = find_compiler(), out_dir / NAME
+    compiler, path = find_compiler(), out_dir / name
     command = [compiler, *FLAGS, *map(str, sorted(SOURCES.glob("*.c"))), "-o", str(path), "-lm"]
     if not succeeds([*command, *flags]) and (flags != NATIVE or not succeeds(command)):
         raise BuildFailed(f"{compiler} does not compile {SOURCES}")
-    if sys.executable and not succeeds([sys.executable, "-I", "-S", "-c", TRIAL, str(path)]):
+    if trial and sys.executable and not succeeds([sys.executable, "-I", "-S", "-c", TRIAL, str(path)]):
         raise BuildFailed(f"the library that {compiler} makes of {SOURCES} does not run")
     return path
 

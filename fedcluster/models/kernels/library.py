@@ -1,6 +1,7 @@
 """The compiled library as ctypes functions, loaded once per process."""
 
 import ctypes
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -8,6 +9,7 @@ from fedcluster.files import cache_folder
 from fedcluster.models.kernels import self_check
 from fedcluster.models.kernels.build import BuildFailed
 from fedcluster.models.kernels.cache import cached_library
+from fedcluster.models.kernels.prebuilt import prebuilt_library
 from fedcluster.models.kernels.structures import NetworkSpec, Samples, layout
 
 INT, INT64, FLOAT, DOUBLE, POINTER = (
@@ -34,9 +36,15 @@ _reason = ""
 
 @cache
 def load() -> Any:
-    """The library, or None; then `unavailable_reason` says why."""
+    """The library that came with the package, else one that is built on this machine, or None; then
+    `unavailable_reason` says why."""
     global _reason
     _reason = ""
+    if path := prebuilt_library():
+        with suppress(BuildFailed, OSError, AttributeError):
+            library = open_library(path)
+            self_check.compare_with_torch(library)
+            return library
     try:
         library = open_library(cached_library(cache_folder()))
         self_check.compare_with_torch(library)
