@@ -148,22 +148,24 @@ def advise(
         ending.finish({files[-1]: "C / sqrt(M) of the bound over the number of clusters, and its terms."})
 
 
-def privacy(experiment: ExperimentFile, o: Overrides = None, out: Out = None) -> None:
+def privacy(experiment: ExperimentFile, o: Overrides = None, out: Out = None, html: Html = None) -> None:
     """Show what [privacy] spends in every round, the noise for other budgets, and what cycling costs."""
     with exit_on_error():
         described = load(experiment, o)
         from fedcluster.analysis import privacy as reports
-        from fedcluster.cli.grid import Grid, show
+        from fedcluster.cli.grid import Grid
         from fedcluster.runs.directory import fresh
         from fedcluster.runs.progress import Spoken
 
+        ending = Ending(f"privacy of {experiment.stem}", html)
         report = reports.build(described, Spoken())
         files = reports.write(report, out or fresh(f"privacy-{experiment.stem}"))
         for sentence in reports.headline(report):
-            echo(sentence)
+            ending.say(sentence)
         for table in reports.tables(report):
-            show(Grid(*table))
+            ending.show(Grid(*table))
         written(files)
+        ending.finish({path: "Epsilon spent by round." for path in files if path.suffix == ".png"})
 
 
 def algorithms() -> None:

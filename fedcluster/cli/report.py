@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcluster.cli.common import echo, exit_on_error
+from fedcluster.cli.common import echo, exit_on_error, reading
 
 if TYPE_CHECKING:
     from fedcluster.training.callbacks import Callback
@@ -50,11 +50,13 @@ def report(
 ) -> None:
     """Write a web page that shows runs: one file, which needs nothing else."""
     with exit_on_error():
+        reading(", ".join(map(str, runs)))
         import webbrowser
 
         from fedcluster.report.page import write_report
+        from fedcluster.runs.progress import tracked
 
-        path = write_report(runs, o or runs[0] / "report.html")
+        path = write_report(runs, o or runs[0] / "report.html", tracked)
         echo(f"Report saved to {path}")
         if open and not webbrowser.open(path.resolve().as_uri()):
             typer.echo("there is no browser here: open the file in one", err=True)

@@ -16,6 +16,7 @@ from fedcluster.experiment import format_value, parse, read
 from fedcluster.models.metrics import METRICS
 from fedcluster.report.events import collect_events, name_of
 from fedcluster.report.scores import device_scores
+from fedcluster.reporting import Track, untracked
 from fedcluster.runs.directory import FLEET, MODEL, run_facts
 from fedcluster.runs.ledger import COUNTS
 from fedcluster.runs.metrics import CYCLES, Line, read_lines
@@ -50,10 +51,11 @@ def is_run(folder: Path) -> bool:
     return (folder / "run.json").is_file() or (folder / ROUNDS).is_file()
 
 
-def collect(folders: Sequence[Path]) -> list[dict[str, Any]]:
+def collect(folders: Sequence[Path], track: Track = untracked) -> list[dict[str, Any]]:
     """What the page needs of each run."""
     names, share = unique_names(folders), 1 / max(1, len(folders))
-    return [collect_run(folder, name, share) for folder, name in zip(folders, names, strict=True)]
+    numbers = track(range(len(folders)), "reading runs", "runs")
+    return [collect_run(folders[number], names[number], share) for number in numbers]
 
 
 def unique_names(folders: Sequence[Path]) -> list[str]:

@@ -21,6 +21,7 @@ from typing import Any
 import fedcluster
 from fedcluster.files import write_atomically
 from fedcluster.report.collect import Column, axes, collect, collect_curves, find_runs, scores
+from fedcluster.reporting import Track, untracked
 from fedcluster.runs.metrics import Line
 
 LARGEST = 2_800_000  # characters of the page
@@ -61,26 +62,26 @@ class Content:
     curves: Mapping[str, Sequence[Sequence[Line]]] = field(default_factory=dict)
 
 
-def write_page(content: Content, path: Path) -> Path:
+def write_page(content: Content, path: Path, track: Track = untracked) -> Path:
     """Write the page; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, page(data_of(content)))
+    write_atomically(path, page(data_of(content, track)))
     return path
 
 
-def write_report(paths: Sequence[Path], out: Path) -> Path:
+def write_report(paths: Sequence[Path], out: Path, track: Track = untracked) -> Path:
     """The report on runs, which may be in folders of several."""
     found = find_runs(paths)
-    return write_page(Content(title_of(paths, found), runs=found), out)
+    return write_page(Content(title_of(paths, found), runs=found), out, track)
 
 
 def title_of(paths: Sequence[Path], found: Sequence[Path]) -> str:
     return paths[0].resolve().name if len(paths) == 1 else f"{len(found)} runs"
 
 
-def data_of(content: Content) -> dict[str, Any]:
+def data_of(content: Content, track: Track = untracked) -> dict[str, Any]:
     """The data of a page, as its scripts take them."""
-    runs = collect(content.runs) + collect_curves(content.curves)
+    runs = collect(content.runs, track) + collect_curves(content.curves)
     return {
         "title": content.title,
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -9,6 +9,7 @@ import pytest
 from fedcluster.analysis import privacy as reports
 from fedcluster.experiment import load
 from fedcluster.runs.progress import Display
+from tests.report.folders import data_in
 
 KEYS: dict[str, Any] = {
     "rounds": 20,
@@ -37,7 +38,8 @@ def test_a_report_on_bands(write_experiment: Callable[..., Path], tmp_path: Path
 
 
 def test_the_command(write_experiment: Callable[..., Path], here: Callable[..., tuple[int, str, str]]) -> None:
-    code, out, _ = here("privacy", write_experiment(**KEYS), "-o", "rounds=3", "--out", "out")
+    code, out, _ = here("privacy", write_experiment(**KEYS), "-o", "rounds=3", "--out", "out", "--html", "page.html")
+    assert data_in(Path("page.html"))["sentences"][0] in out.replace("\n", " ")
     assert code == 0
     assert "so 3 rounds are 3 sampled Gaussian mechanisms" in " ".join(out.split())
     assert "4 clusters, 2 bands" in out
