@@ -25,9 +25,10 @@ For algorithms with state this means:
     GHBM, LocalGHBM,   momentum between the models that were sent, over the number of cycles between these
     FedHBM
 
-Refused are algorithms with several exchanges in a cycle, since the later ones would depend on whether earlier cycles
-are over; SCAFFOLD that resets its variates at the start of a round, when cycles of the round before still use them; and
-an order of clusters that follows from the movements of the round before.
+Refused are differential privacy, whose accounting is for cycles one after another; algorithms with several exchanges in
+a cycle, since the later ones would depend on whether earlier cycles are over; SCAFFOLD that resets its variates at the
+start of a round, when cycles of the round before still use them; and an order of clusters that follows from the
+movements of the round before.
 """
 
 from dataclasses import replace
@@ -36,13 +37,13 @@ import torch
 
 from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import sections
-from fedcluster.fleet.schedule import Cycle
+from fedcluster.fleet.schedule import Cycle, Schedule
 from fedcluster.state import Aggregate, State, Tensors, Time
 
 
-def check(options: sections.Clusters, algorithm: FedAvg, clusters: int) -> None:
+def check(schedule: Schedule, algorithm: FedAvg) -> None:
     """Refuse what cannot overlap."""
+    options, clusters = schedule.options, schedule.clusters.count
     overlap, why = options.overlap, None
     if not overlap:
         return
@@ -50,6 +51,8 @@ def check(options: sections.Clusters, algorithm: FedAvg, clusters: int) -> None:
         why = f"at most {clusters - 1} of {clusters} clusters can train beside the one whose turn it is: lower it"
     elif options.order == "balanced":
         why = 'order = "balanced" follows from all movements of the round before: use another order'
+    elif schedule.sampling is not None:
+        why = "the accounting of [privacy] is for cycles one after another: remove [privacy]"
     elif len(algorithm.phases) > 1:
         why = f"{algorithm.name} exchanges messages {len(algorithm.phases)} times in a cycle: use another algorithm"
     elif fault := algorithm.overlap_fault():

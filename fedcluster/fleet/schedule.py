@@ -139,9 +139,16 @@ class Schedule:
             return np.arange(M)
         return stream(self.seed, "order", j if self.options.order == "reshuffle" else 0).permutation(M)
 
-    def round(self, j: int, order: Ints | None = None) -> list[Cycle]:
+    def following(self, j: int, K: int) -> list[Cycle]:
+        """Cycle K of round j and the next ones, as many as overlap."""
+        count = 1 + self.options.overlap
+        cycles = self.round(j)[K:]
+        return [*cycles, *(self.round(j + 1, attempt=0) if len(cycles) < count else [])][:count]
+
+    def round(self, j: int, order: Ints | None = None, attempt: int | None = None) -> list[Cycle]:
         """The cycles of round j. `order`, where it depends on training, takes the place of the schedule's own."""
-        cycles, overlap = self.cycles(j, order, self.attempt), self.options.overlap
+        cycles = self.cycles(j, order, self.attempt if attempt is None else attempt)
+        overlap = self.options.overlap
         if not overlap:
             return cycles
         before = self.cycles(j - 1)[-overlap:] if j else []

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -140,9 +141,26 @@ class NoExecutor:
         pass
 
 
+@dataclass(eq=False)
+class Exchange:
+    """A cohort under way: what it was sent, and the devices that could not be sent it."""
+
+    cycle: Cycle
+    received: Tensors
+    number: int
+    transport: Transport
+    masked: bool = False  # updates are summed securely
+    offline: list[int] = field(default_factory=list)
+
+    def is_of(self, cycle: Cycle, received: Tensors) -> bool:
+        """Whether this is what the cohort is to be sent. It is not where a failed round has been repeated."""
+        same = received.keys() == self.received.keys() and np.array_equal(cycle.cohort, self.cycle.cohort)
+        return same and all(torch.equal(tensor, self.received[name]) for name, tensor in received.items())
+
+
 class FlowerExecutor:
     """Sends the broadcast to a cohort and yields the updates that come before the deadline. `keeps_state` says whether
-    the algorithm keeps state on devices."""
+    the algorithm keeps state on devices. Where cycles overlap, `overlap` later cohorts may be under way besides."""
 
     def __init__(
         self,
@@ -152,12 +170,23 @@ class FlowerExecutor:
         max_bytes: int,
         keeps_state: bool,
         deadline: float,
+        overlap: int = 0,
     ) -> None:
         self.directory, self.plan, self.keeps_state, self.deadline = directory, plan, keeps_state, deadline
-        self.phases = len(algorithm.phases)
-        self.transport = Transport(directory.grid, max_bytes, notifier=directory.notifier)
+        self.phases, self.max_bytes = len(algorithm.phases), max_bytes
+        self.kept_for = deadline * (1 + overlap)  # seconds for which a reply may wait until earlier cycles are over
+        self.under_way: dict[tuple[int, int], Exchange] = {}  # by round and cycle
         self.broadcast: Tensors = {}  # what was sent in this cycle
         self.cycle_start: dict[int, int] = {}  # by device, the last phase that it had finished when the cycle began
+
+    def begin(self, cycle: Cycle, received: Tensors, device_states: DeviceStates) -> None:
+        """Send the broadcast, if it is not sent yet. A cohort with a device that is at work begins at its own turn."""
+        place = cycle.round, cycle.cycle
+        if place in self.under_way and not self.under_way[place].is_of(cycle, received):
+            self.under_way.pop(place).transport.abandon()
+        at_work = [exchange.cycle.cohort for exchange in self.under_way.values()]
+        if place not in self.under_way and not any(np.isin(cycle.cohort, cohort).any() for cohort in at_work):
+            self.under_way[place] = self.send(cycle, received, 0, device_states)
 
     def train(
         self,
@@ -168,18 +197,50 @@ class FlowerExecutor:
         secure: Secure | None = None,
     ) -> Iterator[Update | Unsent]:
         """Under secure aggregation only the devices of `secure` are asked, and their updates are masked."""
+        place = cycle.round, cycle.cycle
+        exchange = self.under_way.get(place)
+        if exchange is None:
+            exchange = self.under_way[place] = self.send(cycle, received, phase, device_states, secure)
+        try:
+            yield from self.receive(exchange, phase, device_states)
+        finally:
+            del self.under_way[place]
+
+    def receive(self, exchange: Exchange, phase: int, device_states: DeviceStates) -> Iterator[Update | Unsent]:
+        cycle = exchange.cycle
+        for k in exchange.offline:
+            yield self.unsent(cycle, k)
+        for k, outcome in exchange.transport.receive():
+            reply = unpack_outcome(outcome)
+            if isinstance(reply, InvalidMessage):
+                yield Update(k, cycle.round, cycle.cycle, {}, fault=str(reply))
+            elif reply == OFFLINE:
+                yield self.unsent(cycle, k)
+            elif isinstance(reply, str):
+                self.say(cycle, k, reply)
+            else:
+                update = self.update(k, cycle, phase, exchange.number, reply, device_states)
+                assert isinstance(outcome, Message)
+                yield masked_update(update, reply, outcome) if exchange.masked and not update.fault else update
+
+    def send(
+        self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates, secure: Secure | None = None
+    ) -> Exchange:
+        """Send what is new of the broadcast to the cohort."""
         self.directory.update()
         if phase == 0:
             self.broadcast, self.cycle_start = {}, {}
         new = {name: tensor for name, tensor in received.items() if tensor is not self.broadcast.get(name)}
         tensors, self.broadcast = pack_tensors(new), received
         number = cycle.round * self.phases + phase + 1  # of this phase, in the whole run
-        messages = {}
+        directory, messages = self.directory, dict[int, Message]()
+        transport = Transport(directory.grid, self.max_bytes, notifier=directory.notifier)
+        exchange = Exchange(cycle, received, number, transport, secure is not None)
         for k in cycle.cohort.tolist() if secure is None else secure.bodies:
-            node = self.directory.node(k)
+            node = directory.node(k)
             last = int(device_states[k]["phase"]) if k in device_states else 0
             fields = {
-                "run": self.directory.registry.run,
+                "run": directory.registry.run,
                 "plan": self.plan,
                 "version": __version__,
                 "round": cycle.round,
@@ -191,25 +252,16 @@ class FlowerExecutor:
                 "cycle_start": self.cycle_start.setdefault(k, last),
             }
             if node is None:
-                yield self.unsent(cycle, k)
+                exchange.offline.append(k)
             else:
                 content, group = pack_with(fields, tensors), str(cycle.round)
                 if secure is not None:
                     limits = {"limits": json.dumps(secure.limits)}
                     content = pack_secure(pack_with(fields | limits, tensors), secure.bodies[k])
-                messages[k] = Message(content, node, "train", ttl=self.deadline, group_id=group)
-        for k, outcome in self.transport.exchange(messages, self.deadline) if messages else ():
-            reply = unpack_outcome(outcome)
-            if isinstance(reply, InvalidMessage):
-                yield Update(k, cycle.round, cycle.cycle, {}, fault=str(reply))
-            elif reply == OFFLINE:
-                yield self.unsent(cycle, k)
-            elif isinstance(reply, str):
-                self.say(cycle, k, reply)
-            else:
-                update = self.update(k, cycle, phase, number, reply, device_states)
-                assert isinstance(outcome, Message)
-                yield update if secure is None or update.fault else masked_update(update, reply, outcome)
+                messages[k] = Message(content, node, "train", ttl=self.kept_for, group_id=group)
+        if messages:
+            exchange.offline += [k for k, _ in exchange.transport.send(messages, self.deadline)]
+        return exchange
 
     def unsent(self, cycle: Cycle, k: int) -> Unsent:
         self.say(cycle, k, OFFLINE)

@@ -1,4 +1,5 @@
-"""What a federation's server does before a round: it admits new devices, and waits after a round that failed.
+"""What a federation's server does before a round: it admits new devices, and waits after a round that failed. Where
+cycles overlap, cohorts of the next round begin before this one is over, so that devices are admitted to the next one.
 
 A round fails when none of its cycles got enough updates. It is repeated with cohorts drawn anew: as soon as a device
 comes online, and while those online keep failing, after pauses of 3 s to 60 s. After `seconds` without success the
@@ -35,7 +36,8 @@ class RoundStart(Callback):
     def on_round_start(self, state: State) -> None:
         self.directory.update()
         self.wait_until_online(state.round + 1)
-        self.directory.registry.admit(state.round + (state.round == self.half_done), self.directory.say)
+        begun = state.round == self.half_done or (self.schedule.options.overlap > 0 and self.schedule.attempt == 0)
+        self.directory.registry.admit(state.round + begun, self.directory.say)
 
     def on_round_end(self, line: Line, state: State) -> None:
         self.schedule.attempt, self.pause = 0, FIRST_PAUSE

@@ -34,9 +34,7 @@ class FlowerExchange:
         run = self.directory.registry.run
         self.session = Session(run=run, round=cycle.round, cycle=cycle.cycle, phase=asked.phase)
         self.numbers = {self.name(k): k for k in cycle.cohort.tolist()}
-        self.transport = Transport(
-            self.directory.grid, self.executor.transport.max_bytes, notifier=self.directory.notifier
-        )
+        self.transport = Transport(self.directory.grid, self.executor.max_bytes, notifier=self.directory.notifier)
 
     def name(self, k: int) -> str:
         return self.directory.registry.entries[k].device

@@ -105,8 +105,6 @@ def check(experiment: Experiment, with_keys: bool) -> None:
         )
     if experiment.attack is not None:
         raise BadExperiment("[attack] simulates malicious devices: remove it, or use fedcluster run")
-    if experiment.clusters.overlap:
-        raise BadExperiment("clusters.overlap: clusters of a federation train one after another: leave it out")
     if clusterings.needs(experiment.clusters) == "gradients":
         raise BadExperiment(
             'clusters.features = "gradients" needs all data in one place: use "labels", and join with --tell-labels'
@@ -154,12 +152,13 @@ def deploy(
         display.begin(experiment.rounds, setup.clusters.count, done=state.round)
         recorder = Recorder(folder.path, previous, repeats=True)
         # a device keeps its state from before and after its latest cycle only, so the server must not fall further back
+        stateful = bool(setup.initial_device_state)
         saving = Checkpoints(
             recorder,
             record,
             folder.run,
-            every_round=bool(setup.initial_device_state),
-            every_cycle=setup.privacy is not None,
+            every_round=stateful,
+            every_cycle=setup.privacy is not None or (stateful and experiment.clusters.overlap > 0),
         )
         releases = [Releases(folder.path)] if setup.privacy is not None else []
         for kept in releases:

@@ -87,7 +87,8 @@ def with_executor(setup: Setup, directory: NodeDirectory, max_bytes: int, serve_
     """Let devices train and, where they allow it, score the model. `max_bytes` bounds their replies."""
     plan, deadline = plan_for(setup, directory.registry.scales), serve_options.deadline
     keeps_state = bool(setup.initial_device_state)
-    executor = FlowerExecutor(directory, setup.algorithm, plan, max_bytes, keeps_state, deadline)
+    overlap = setup.schedule.options.overlap
+    executor = FlowerExecutor(directory, setup.algorithm, plan, max_bytes, keeps_state, deadline, overlap)
     scores = RemoteEvaluation(directory, setup, plan, max_bytes, deadline)
     never_fails = setup.privacy is not None and setup.privacy.central  # how many updates came must not decide anything
     least = 0 if never_fails else serve_options.min_updates

@@ -102,6 +102,10 @@ class Transport:
         """Send the messages and yield every outcome under its message's number, in the order of arrival."""
         self.sent, self.pending = {}, []
         yield from self.send(messages, seconds)
+        yield from self.receive()
+
+    def receive(self) -> Iterator[tuple[int, Outcome]]:
+        """Every outcome of what was sent, in the order of arrival."""
         while self.sent:
             yield from self.collect()
             if self.sent:
@@ -135,6 +139,11 @@ class Transport:
         for message_id, message in list(self.sent.items()):
             if time.monotonic() > message.deadline:
                 yield self.settle(message_id), NO_ANSWER
+
+    def abandon(self) -> None:
+        """Forget all messages without a reply."""
+        for message_id in list(self.sent):
+            self.settle(message_id)
 
     def settle(self, message_id: str) -> int:
         """Forget a message that is answered or never will be, and return its number. Deleting is necessary: the

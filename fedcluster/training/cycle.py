@@ -25,7 +25,7 @@ from fedcluster.training.executors.distributed import (
     all_reduce_aggregate,
     all_reduce_any,
 )
-from fedcluster.training.executors.in_process import DeviceStates
+from fedcluster.training.executors.in_process import BeginsEarly, DeviceStates
 from fedcluster.training.executors.secure import Asked
 from fedcluster.training.norm_bound import Norms, usual_steps
 from fedcluster.training.secure_sum import SumFailed, run_secure_phase
@@ -71,6 +71,8 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     furthest: list[divergence.Moved] = []
     too_few: int | None = None
     failed: str | None = None
+    if depth and setup.secure is None and isinstance(setup.executor, BeginsEarly):
+        begin_early(setup, setup.executor, state)
     for number, phase in enumerate(phases):  # nearly every algorithm has one
         sent, upload_spec = phase.broadcast(state), phase.upload_spec(state)
         kept |= overlap.remember(state, sent, depth)
@@ -115,6 +117,16 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     state = replace(state, server=state.server | kept, cycle=cycle.cycle + 1, time=outcome.time)
     malicious = [k for k in outcome.reported.cohort.tolist() if setup.attacker and k in setup.attacker.devices]
     return CycleResult(state, outcome, furthest, undone, too_few, failed, clipped, malicious)
+
+
+def begin_early(setup: Setup, executor: BeginsEarly, state: State) -> None:
+    """Let all cohorts begin whose model is there."""
+    depth, sent = setup.schedule.options.overlap, setup.algorithm.broadcast(state)
+    for ahead, cycle in enumerate(setup.schedule.following(state.round, state.cycle)):
+        behind = cycle.staleness - ahead  # how many cycles its model is behind that of now
+        if behind >= 0 and cycle.round < setup.experiment.rounds:
+            message = overlap.download(state, sent, replace(cycle, staleness=behind), depth)
+            executor.begin(cycle, setup.rates.local(cycle) | message, state.devices)
 
 
 def run_phase(

@@ -162,7 +162,7 @@ def assemble(
             f'clusters.method = "{experiment.clusters.method}" draws clusters anew in every round, and [pluralistic] '
             "needs clusters that keep their devices: use another method, or remove [pluralistic]"
         )
-    overlap.check(schedule.options, algorithm, schedule.clusters.count)
+    overlap.check(schedule, algorithm)
     optimizer = None if experiment.method == "centralized" else algorithms.optimizer(experiment.server)
     start = algorithms.first_state(algorithm, optimizer, flat_model.w.clone(), flat_model.size, schedule, by_cluster)
     privacy_checks.check(experiment, schedule, algorithm, start)

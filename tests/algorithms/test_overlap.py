@@ -18,8 +18,12 @@ from fedcluster.fleet.clock import Clock
 from fedcluster.fleet.fleet_file import DeviceTable
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.rng import stream
+from fedcluster.runs.ledger import Ledger
+from fedcluster.runs.metrics import Record
 from fedcluster.runs.progress import Display
 from fedcluster.state import Aggregate, State, Time
+from fedcluster.training.loop import train as train_all
+from fedcluster.training.setup import prepare
 from tests.algorithms.test_algorithms import softmax
 from tests.algorithms.test_round_momentum import DATA, LR, STEPS, experiment, lines, run
 from tests.fleet.test_fleet import dataset
@@ -145,6 +149,47 @@ def test_overlap_saves_time_and_runs_no_more_than_asked_at_once(tmp_path: Path) 
     assert seconds[9] < seconds[2] < seconds[0]
 
 
+# Where devices are elsewhere
+
+
+class Elsewhere:
+    """Trains in this process when it is asked for the updates, with what the cohort was sent when it began."""
+
+    def __init__(self, here: Any) -> None:
+        self.here, self.under_way, self.most = here, dict[int, Any](), list[int]()
+
+    def begin(self, cycle: Cycle, received: Any, device_states: Any) -> None:
+        t = 3 * cycle.round + cycle.cycle
+        if t not in self.under_way:
+            busy = {k for other, _ in self.under_way.values() for k in other.cohort}
+            assert not busy & set(cycle.cohort)
+            self.under_way[t] = cycle, {name: tensor.clone() for name, tensor in received.items()}
+
+    def train(self, cycle: Cycle, received: Any, phase: int, device_states: Any) -> Any:
+        self.most.append(len(self.under_way))
+        _, sent = self.under_way[3 * cycle.round + cycle.cycle]
+        assert all(torch.equal(sent[name], tensor) for name, tensor in received.items())
+        yield from self.here.train(cycle, sent, phase, device_states)
+        del self.under_way[3 * cycle.round + cycle.cycle]
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("order", ["cyclic", "reshuffle"])
+def test_cohorts_begin_as_soon_as_their_model_is_there(order: str, tmp_path: Path) -> None:
+    described = overlapping(tmp_path, 2, order=order, algorithm={"name": "scaffold"})
+    setup = prepare(described)
+    elsewhere = Elsewhere(setup.executor)
+    early = train_all(replace(setup, executor=elsewhere), Record(Ledger(setup.devices)), setup.start)
+    assert early.model.tolist() == run(described, tmp_path / "run").tolist()
+    last = [2, 1]  # no cohort of a seventh round begins
+    if order == "cyclic":
+        assert elsewhere.most == [3] * 16 + last
+    else:
+        assert max(elsewhere.most) == 3
+        assert min(elsewhere.most[:16]) < 3
+
+
 # What is kept survives
 
 
@@ -202,6 +247,7 @@ def test_workers_change_nothing(workers: int, tmp_path: Path) -> None:
     ("keys", "said"),
     [
         ({"clusters.overlap": 3}, "at most 2 of 3 clusters"),
+        ({"privacy": {"noise_multiplier": 1.0, "delta": 0.01, "clip": 1.0}}, "accounting of"),
         ({"clusters.order": "balanced"}, "follows from all movements"),
         ({"algorithm.name": "mime"}, "mime exchanges messages 2 times"),
         ({"algorithm.name": "vrl_sgd"}, "vrl_sgd exchanges messages 2 times"),

@@ -67,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
         "accept.cycle_bound": 1.0,
     },
     "local_ghbm": {"clusters.order": "balanced"},
-    "ghbm": {"task": {"name": "regression", "loss": "huber"}},
+    "ghbm": {"task": {"name": "regression", "loss": "huber"}, "clusters.overlap": 1},
 }
 
 
@@ -130,8 +130,8 @@ def children(pid: int) -> list[int]:
 
 def test_a_killed_superlink_and_a_killed_server_are_resumed(twelve: Federation, tmp_path: Path) -> None:
     """With SCAFFOLD, whose devices keep something: a turn that is taken twice begins where it began the first time. The
-    scores of devices are on record once."""
-    experiment = SCORED.override(**{"local.algorithm": "scaffold", "rounds": 5})
+    scores of devices are on record once. Three cohorts are under way at once."""
+    experiment = SCORED.override(**{"local.algorithm": "scaffold", "rounds": 5, "clusters.overlap": 2})
     server = twelve.serve("killed", experiment=experiment)
     until(lambda: len(twelve.lines("killed")) >= 2)
     for pid in children(server.pid):

@@ -479,9 +479,11 @@ def test_an_interrupted_run_has_lost_no_whole_cycle(tmp_path: Path) -> None:
     assert essence(tmp_path / "run") == essence(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("every_round", [True, False])
-def test_a_checkpoint_follows_every_round_where_devices_depend_on_it(
-    every_round: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("every", "rounds"), [("", [4]), ("round", [1, 2, 3, 4]), ("cycle", [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4])]
+)
+def test_a_checkpoint_follows_every_round_or_cycle_where_devices_depend_on_it(
+    every: str, rounds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device of a federation keeps its state from before and after its latest cycle. Were the server to resume from
     more than a round ago, the device would have to begin anew."""
@@ -497,10 +499,10 @@ def test_a_checkpoint_follows_every_round_where_devices_depend_on_it(
     )
     setup = prepare(small)
     recorder, record = Recorder(tmp_path), Record(Ledger(setup.devices))
-    saving = checkpoints.Checkpoints(recorder, record, every_round=every_round)
+    saving = checkpoints.Checkpoints(recorder, record, every_round=every == "round", every_cycle=every == "cycle")
     with closing(recorder):
         train(setup, record, setup.start, CallbackList([recorder, saving]))
-    assert saved == ([1, 2, 3, 4] if every_round else [4])
+    assert saved == rounds
 
 
 def test_a_finished_run_trains_longer_as_if_asked_at_once(whole: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fedcluster.algorithms import FedAvg
 from fedcluster.algorithms.transforms import Transforms
@@ -30,6 +30,14 @@ class Executor(Protocol):
 
     def train(self, cycle: Cycle, received: Tensors, phase: int, device_states: DeviceStates) -> Iterator[Reply]: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class BeginsEarly(Protocol):
+    """An executor whose devices are elsewhere, so that a cohort can begin before those of earlier cycles are done."""
+
+    def begin(self, cycle: Cycle, received: Tensors, device_states: DeviceStates) -> None:
+        """Let a cohort begin, whose updates `train` yields later."""
 
 
 def check_work(options: Local, partition: Partition) -> None:
