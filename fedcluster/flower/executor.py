@@ -36,7 +36,7 @@ from fedcluster.flower.transport import OFFLINE, SILENT, Notifier, Outcome, Repl
 from fedcluster.reporting import Say
 from fedcluster.state import Tensors, Unsent, Update
 from fedcluster.training.executors.in_process import DeviceStates
-from fedcluster.training.executors.secure import masked
+from fedcluster.training.executors.secure import Withdrawn, masked
 
 IDENTIFY_SECONDS = 600.0  # for a node to identify itself, which may include loading its data; nobody waits for it
 REMOTE_STATE: Tensors = {"phase": torch.zeros(1, dtype=torch.int64)}  # what the server keeps of a device with state
@@ -295,5 +295,5 @@ def masked_update(update: Update, reply: Reply, message: Message) -> Update:
     """The masked update of a reply, or why its device has withdrawn."""
     reason, body = reply[0].get("withdrawn"), unpack_secure(message.content)
     if isinstance(reason, str):
-        return replace(update, message={}, fault=printable(reason))
+        return replace(update, message={}, fault=Withdrawn(printable(reason)))
     return replace(update, message={} if not body else masked(body))

@@ -16,7 +16,7 @@ from fedcluster.secure_aggregation.ciphers import Words
 from fedcluster.secure_aggregation.messages import ProtocolError
 from fedcluster.secure_aggregation.server import Reply, Sum
 from fedcluster.state import Aggregate, Tensors, Unsent, Update
-from fedcluster.training.executors.secure import MASKED, Asked, Exchange
+from fedcluster.training.executors.secure import MASKED, Asked, Exchange, Withdrawn
 from fedcluster.training.norm_bound import Norms, measure
 from fedcluster.training.setup import Setup
 
@@ -96,7 +96,7 @@ def take(sum_: Sum, exchange: Exchange, update: Update, ledger: Ledger) -> None:
     """Add a masked update to the sum, or refuse it."""
     session, upload = exchange.session, update.message.get(MASKED)
     if update.fault is not None:
-        ledger.refuse(update, update.fault, True)
+        ledger.refuse(update, update.fault, isinstance(update.fault, Withdrawn))
     elif upload is None or (update.round, update.cycle) != (session.round, session.cycle):
         ledger.refuse(update, "not a masked update for this cycle", False)
     elif reason := sum_.add(exchange.name(update.device), upload.numpy().tobytes()):

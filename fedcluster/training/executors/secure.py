@@ -66,10 +66,15 @@ class SecureDevices(Protocol):
     def exchange(self, asked: Asked) -> Exchange: ...
 
 
-def withdrawn(message: Tensors, received: Tensors, limits: Mapping[str, float]) -> str | None:
-    """Why a device does not send this update."""
+class Withdrawn(str):
+    """Why a device does not send its update, as a fault of it: the update is not finite, or too large."""
+
+
+def withdrawn(message: Tensors, received: Tensors, limits: Mapping[str, float]) -> Withdrawn | None:
+    """Why a device does not send this update; None if it does."""
     norms = measure(message, received.get("model"), limits)
-    return norms if isinstance(norms, str) else integers.too_large(message)
+    reason = norms if isinstance(norms, str) else integers.too_large(message)
+    return Withdrawn(reason) if reason else None
 
 
 def masked(content: bytes) -> Tensors:
