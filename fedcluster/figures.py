@@ -13,12 +13,14 @@ from fedcluster.files import write_atomically
 BLUE, GREY = "#0072B2", "#5A5A5A"  # of Okabe and Ito's palette, which colour-blind readers can tell apart
 
 
-def canvas(columns: int, width: float, height: float, widths: tuple[float, ...] | None = None) -> tuple[Any, Any]:
-    """A figure and its axes."""
+def canvas(
+    columns: int, width: float, height: float, widths: tuple[float, ...] | None = None, rows: int = 1
+) -> tuple[Any, Any]:
+    """A figure and its axes, row by row."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
-    axes = figure.subplots(1, columns, squeeze=False, width_ratios=widths)[0]
+    axes = figure.subplots(rows, columns, squeeze=False, width_ratios=widths).flatten()
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
     return figure, axes
