@@ -52,7 +52,7 @@ def reading(what: object) -> None:
 
 def load(path: Path, overrides: list[str] | None) -> Experiment:
     """The experiment of a file, with overrides."""
-    reading(path)
+    reading("the embedded digits experiment" if path.parent == Path(__file__).parent else path)
     from fedcluster.experiment import load
 
     return load(path, overrides)
