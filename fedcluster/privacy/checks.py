@@ -48,11 +48,6 @@ def order_problem(experiment: Experiment, schedule: Schedule) -> str | None:
     assert section is not None, "checked before"
     if order in ORDERS:
         return f'clusters.order = "{order}" is not allowed with [privacy], because {ORDERS[order]}: use "cyclic"'
-    if experiment.clusters.overlap:
-        return (
-            "clusters.overlap is not allowed with [privacy]: which model a cohort downloads follows from who is in the "
-            "cohorts before it, which sampling keeps secret; leave it out"
-        )
     moving = clusterings.find(experiment.clusters).every_round or schedule.clusters.second is not None
     if moving and not section.poisson and section.mechanism != "local":
         return 'privacy.sampling = "fixed" needs clusters that stay the same: use "poisson", or another clusters.method'

@@ -78,7 +78,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"clusters.order": "random"}, "a device's cluster may have no cycle in a round, or several"),
     ({}, {"clusters.order": "balanced"}, "it follows from what devices uploaded"),
     ({}, {"clusters.method": "major_class"}, "makes clusters from devices' labels"),
-    ({}, {"clusters.overlap": 1}, "clusters.overlap is not allowed with [privacy]"),
+    ({}, {"clusters.overlap": 1}, "the accounting of [privacy] is for cycles one after another"),
     ({}, {"clusters.weighting": "sample"}, "gives away how many samples devices have"),
     ({}, {"algorithm.name": "scaffold"}, "algorithm = scaffold uploads model, variate"),
     ({}, {"algorithm.name": "fednova"}, "weighs or changes uploads"),
