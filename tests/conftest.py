@@ -25,7 +25,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """No test sees, or leaves anything in, the user's caches."""
     folder = tmp_path_factory.mktemp("cache")
-    os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and what commands print would be cut to it
+    os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and what commands print would be cut to it;
+    os.unsetenv("COLUMNS")  # readline sets it too, without Python knowing
     os.environ |= {"FEDCLUSTER_CACHE": str(folder), "HF_HOME": str(folder / "huggingface")}
     return folder
 
