@@ -149,7 +149,7 @@ def advise(
 
 
 def privacy(experiment: ExperimentFile, o: Overrides = None, out: Out = None, html: Html = None) -> None:
-    """Show what [privacy] spends in every round, the noise for other budgets, and what cycling costs."""
+    """Show what the section privacy spends in every round, the noise for other budgets, and what cycling costs."""
     with exit_on_error():
         described = load(experiment, o)
         from fedcluster.analysis import privacy as reports
