@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedcluster.data.partition import (
     Ints,
@@ -22,6 +23,8 @@ from fedcluster.data.partitions.request import Method, Request
 from fedcluster.errors import BadData
 from fedcluster.experiment import Section, Share
 from fedcluster.rng import stream
+
+Floats = NDArray[np.float64]
 
 MOST_DEGREES = 90.0  # by which pictures are turned in the far east, and back in the far west, at strength 1
 
@@ -48,26 +51,43 @@ def regional(request: Request) -> Partition:
             'fleet.partition = "regional" needs to know where devices are: give timezone or utc_offset of every '
             'device in fleet.path, or use fleet.world = "diurnal"'
         )
-    _, region = np.unique(request.regions, return_inverse=True)
-    ends = np.cumsum(np.bincount(region)) / len(region)
+    region, ends = regions(request.regions)
     build = by_region_labels if request.options.what == "labels" else by_region_features
     return build(request, region, ends)
 
 
-def by_region_labels(request: Request, region: Ints, ends: Ints) -> Partition:
-    sizes, strength = request.given_sizes("regional"), request.options.strength
-    by_class = rows_by_class(request.dataset, "regional")
-    classes = len(by_class)
-    check_memory(request.devices, classes)
+def regions(offsets: Floats) -> tuple[Ints, Floats]:
+    """The region of every device, by its hours ahead of UTC, and the end b_r of every region."""
+    _, region = np.unique(offsets, return_inverse=True)
+    return region, np.cumsum(np.bincount(region)) / len(region)
+
+
+def class_shares(ends: Floats, classes: int, strength: float) -> Floats:
+    """The distribution of classes in every region [regions, classes]: (1 - s) U + s Q_r. `ends` are the b_r."""
     left, right = np.concatenate([[0], ends[:-1]])[:, None], ends[:, None]
     low, high = np.arange(classes) / classes, np.arange(1, classes + 1) / classes
     own = np.clip(np.minimum(right, high) - np.maximum(left, low), 0, None)
     own /= own.sum(axis=1, keepdims=True)
-    shares = ((1 - strength) / classes + strength * own).astype(np.float32)
+    shares: Floats = (1 - strength) / classes + strength * own
+    return shares
+
+
+def degrees(ends: Floats, strength: float) -> Floats:
+    """The angle by which the pictures of every region are turned: 90 s (a_r + b_r - 1) degrees."""
+    middle = ends - np.diff(ends, prepend=0) / 2
+    angles: Floats = strength * MOST_DEGREES * (2 * middle - 1)
+    return angles
+
+
+def by_region_labels(request: Request, region: Ints, ends: Floats) -> Partition:
+    sizes = request.given_sizes("regional")
+    by_class = rows_by_class(request.dataset, "regional")
+    check_memory(request.devices, len(by_class))
+    shares = class_shares(ends, len(by_class), request.options.strength).astype(np.float32)
     return by_class_shares(sizes, shares[region], by_class, request.seed)
 
 
-def by_region_features(request: Request, region: Ints, ends: Ints) -> Partition:
+def by_region_features(request: Request, region: Ints, ends: Floats) -> Partition:
     sizes, strength, dataset, seed = (
         request.given_sizes("regional"),
         request.options.strength,
@@ -80,11 +100,11 @@ def by_region_features(request: Request, region: Ints, ends: Ints) -> Partition:
     pools = np.split(order, np.floor(ends[:-1] * rows).astype(np.int64))
     if min(map(len, pools)) == 0:
         raise BadData(f"{dataset.name} has fewer training samples than the fleet needs for {len(pools)} regions")
-    x, middle = dataset.x_train.clone(), ends - np.diff(ends, prepend=0) / 2
+    x, angles = dataset.x_train.clone(), degrees(ends, strength).tolist()
     for r, pool in enumerate(pools):
         own = torch.from_numpy(pool)
         if x.ndim == 4:
-            x[own] = rotated(x[own], strength * MOST_DEGREES * float(2 * middle[r] - 1))
+            x[own] = rotated(x[own], angles[r])
         else:
             shift = stream(seed, "region_shift", device=r).standard_normal(x.shape[1:], np.float32)
             x[own] = like(x[own] + strength * deviations(dataset) * torch.from_numpy(shift), x)
