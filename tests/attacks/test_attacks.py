@@ -221,4 +221,4 @@ def test_what_cannot_be_attacked_is_refused(
 def test_a_federation_simulates_nobody() -> None:
     server = pytest.importorskip("fedcluster.flower.server")
     with pytest.raises(fedcluster.FedClusterError, match=r"\[attack\] simulates malicious devices"):
-        server.check(fedcluster.Experiment(attack={"name": "sign_flip"}))
+        server.check(fedcluster.Experiment(attack={"name": "sign_flip"}), with_keys=True)
