@@ -44,7 +44,7 @@ def train(
                 w, E = W.copy(), len(batches(j, K, k))
                 for batch in batches(j, K, k):
                     m = np.zeros_like(W)
-                    if method == "ghbm":
+                    if method.startswith("ghbm"):
                         m = (before(t - tau) - W) / tau
                     if method == "local_ghbm" and k in received:
                         m = (received[k][1] - W) / (t - received[k][0])
@@ -55,7 +55,7 @@ def train(
                 received[k], sent[k] = (t, W), (t, w)
             total = sum(weight[k] for k in cohort)
             new = sum((weight[k] / total * w_k[k] for k in cohort), np.zeros_like(W))
-            if method == "sliding":
+            if method.endswith("sliding"):
                 new = new + beta / M * (W - before(t - M))
             if method == "held":
                 new = new + beta / M * (models[j * M] - before((j - 1) * M))

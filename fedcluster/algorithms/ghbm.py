@@ -13,7 +13,6 @@ t counts cycles over the whole run. tau is M, one round, unless it is given; ghb
 fedhbm send nothing but the model and the number t. A device that takes part for the first time has no momentum.
 """
 
-from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -21,12 +20,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcluster.algorithms.fedavg import FedAvg
-from fedcluster.algorithms.past_models import initial, past, remember
+from fedcluster.algorithms.past_models import initial, past
 from fedcluster.experiment import Section
-from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, local_sgd
-from fedcluster.state import Aggregate, State, Tensors
+from fedcluster.state import State, Tensors
 
 Beta = Annotated[float, Field(ge=0, le=2)]
 
@@ -62,10 +60,6 @@ class Ghbm(FedAvg):
     def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         offset = received["momentum"] * scale(self.options.beta, batches)
         return {"model": local_sgd(flat_model, received["model"], batches, offset)}
-
-    def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
-        kept = remember(state.t, self.tau(state), state.w)
-        return replace(state, model=aggregate.message["model"], server=state.server | kept)
 
 
 class LocalGhbm(FedAvg):

@@ -19,8 +19,8 @@ clusters differ in; what they add up to over a round is progress. Two optimizers
         memory = "held"                          m = the mean movement of the last round's cycles, for a whole round
     amplified            W <- A + lr (W - A)     after the last cycle of a round; A is W as the round began
 
-Before cycle M, W_{t - M} is W_0. A cycle that fails changes nothing. Running statistics of a model are averaged, not
-optimized.
+Before cycle M, W_{t - M} is W_0. A cycle that fails leaves the model as it is, and counts as one of the last M. Running
+statistics of a model are averaged, not optimized.
 """
 
 from dataclasses import replace
@@ -98,8 +98,7 @@ class RoundMomentum(ServerOptimizer):
     def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Tensors]:
         M = before.cycles
         m = (before.w - past_models.past(before.server, before.t, M)).div_(M)
-        w = scaled(before, combined, lr).add(m, alpha=self.options.betas[0])
-        return w, past_models.remember(before.t, M, before.w)
+        return scaled(before, combined, lr).add(m, alpha=self.options.betas[0]), {}
 
 
 class HeldRoundMomentum(ServerOptimizer):

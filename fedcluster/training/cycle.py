@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from fedcluster.algorithms import FedAvg, overlap, pair_balance, pluralistic
+from fedcluster.algorithms import FedAvg, overlap, pair_balance, past_models, pluralistic
 from fedcluster.algorithms.aggregation.registry import Aggregator
 from fedcluster.algorithms.aggregation.robust import Cohort, TooFewUpdates
 from fedcluster.fleet.clock import CycleOutcome, all_report, select_devices
@@ -110,6 +110,7 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     elif device_states:  # the others keep the state that they had before the cycle
         finished = {k: device_states[k] for k in cycle.cohort.tolist() if k in device_states}
         state = replace(state, devices=state.devices | finished)
+    state = past_models.step(before, state)
     if setup.schedule.options.order == "balanced":
         state = pair_balance.step(before, state, cycle)
     if setup.experiment.pluralistic is not None:

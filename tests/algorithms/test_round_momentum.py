@@ -3,6 +3,7 @@ softmax regression, unequal clusters, partial participation."""
 
 import csv
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 import fedcluster
+from fedcluster.algorithms import past_models
 from fedcluster.errors import BadExperiment
 from fedcluster.rng import stream
 from fedcluster.runs.progress import Display
+from fedcluster.state import State
 from tests.algorithms.test_algorithms import softmax
 from tests.conftest import blobs
 from tests.reference_algorithms import softmax_regression
@@ -84,6 +87,10 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "amplified": ({"server": {"optimizer": "amplified", "lr": 1.3}}, {"beta": 1.3}),
     "ghbm": ({"algorithm": {"name": "ghbm", "beta": 0.5}}, {}),
     "ghbm, tau 5": ({"algorithm": {"name": "ghbm", "beta": 0.5, "tau": 5}}, {"tau": 5}),
+    "ghbm and sliding, tau 5": (  # two rings
+        {"algorithm": {"name": "ghbm", "beta": 0.5, "tau": 5}, "server": {"optimizer": "round_momentum"}},
+        {"tau": 5},
+    ),
     "local_ghbm": ({"algorithm": {"name": "local_ghbm", "beta": 0.5}}, {}),
     "fedhbm": ({"algorithm": {"name": "fedhbm", "beta": 0.5}}, {}),
 }
@@ -144,13 +151,21 @@ def test_the_ring_holds_a_round_of_models_and_no_more(tmp_path: Path) -> None:
     run(experiment(tmp_path, server={"optimizer": "round_momentum"}), tmp_path / "run")
     (newest, *_) = sorted((tmp_path / "run" / "checkpoint").glob("*.safetensors"), reverse=True)
     kept = {name: tensor for name, tensor in load_file(newest).items() if name.startswith("server/")}
-    assert sorted(kept) == ["server/past.0", "server/past.1", "server/past.2"]
+    assert sorted(kept) == ["server/past.3.0", "server/past.3.1", "server/past.3.2"]
     models = read_again("sliding", cohorts(tmp_path / "run"))
     for place, tensor in enumerate(kept.values()):
         np.testing.assert_allclose(tensor, models[5 * 3 + place], rtol=2e-5, atol=2e-6)
 
 
 # Orders
+
+
+def test_a_cycle_that_fails_counts_as_one_of_the_last_cycles() -> None:
+    state = State(torch.zeros(2), server=past_models.initial(torch.zeros(2), 2), cycles=2)
+    for t in range(4):
+        state = replace(state, model=torch.full((2,), float(t)), round=t // 2, cycle=t % 2)
+        assert past_models.past(state.server, t, 2)[0] == max(0, t - 2)
+        state = past_models.step(state, state)  # a cycle that changes nothing
 
 
 def test_orders(tmp_path: Path) -> None:
