@@ -102,7 +102,7 @@ def test_what_targets_are_is_inferred_where_there_is_no_doubt(x: Any, y: Any, ta
         (X, NUMBERS, {"target": "numbers"}, "target = 'numbers' is not allowed: use one of class, number, multilabel"),
         (X, NUMBERS * np.nan, {}, "not finite"),
         (X, np.array(["a"] * 120), {"target": "number"}, "must be numbers, but is <U1"),
-        (TOKENS - 3, TOKENS[:, 1], {}, r"has whole numbers, which are taken as token ids, and -3 is none"),
+        (TOKENS - 3, TOKENS[:, 1], {}, "has whole numbers, which are taken as token ids, but -3 is not one"),
         (TOKENS, TOKENS, {"vocabulary": 4}, "has the token 5, but the vocabulary has 4 tokens"),
         (TOKENS, np.where(np.arange(60)[:, None] == 3, -100, TOKENS), {}, "no target in row 3: every position is -100"),
     ],

@@ -480,13 +480,13 @@ def test_an_interrupted_run_has_lost_no_whole_cycle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("every", "rounds"), [("", [4]), ("round", [1, 2, 3, 4]), ("cycle", [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4])]
+    ("every", "rounds"), [("", [4]), ("round", [1, 2, 3, 4]), ("cycle", [0, 0, 1, 1, 2, 2, 3, 3, 4])]
 )
 def test_a_checkpoint_follows_every_round_or_cycle_where_devices_depend_on_it(
     every: str, rounds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device of a federation keeps its state from before and after its latest cycle. Were the server to resume from
-    more than a round ago, the device would have to begin anew."""
+    more than a round ago, the device would have to begin anew. The last one is that of the end of the run."""
     saved: list[int] = []
     monkeypatch.setattr(checkpoint, "store", lambda folder, state, *rest: saved.append(state.round))
     monkeypatch.setattr(checkpoints, "SAVE_EVERY", 1e9)
