@@ -38,6 +38,11 @@ class Outcome:
         values = [lines[-1][key] for lines in self.histories]
         return fmean(values), stdev(values) if len(values) > 1 else 0.0
 
+    def final_text(self, key: str, text: Callable[[float], str]) -> str:
+        """The mean at the last round, and the deviation where there are several seeds."""
+        mean, deviation = map(text, self.final(key))
+        return f"{mean} ± {deviation}" if len(self.histories) > 1 else mean
+
     def rounds_to(self, loss: float) -> list[int | None]:
         """For each seed the first round with a training loss of at most `loss`."""
         return [next((line["round"] for line in lines if line["train_loss"] <= loss), None) for lines in self.histories]
@@ -81,17 +86,12 @@ class Comparison:
         for outcome in self.outcomes:
             last = outcome.histories[0][-1]
             row = {"method": LABELS[outcome.method], "M": outcome.clusters, "learning rate": f"{outcome.lr:g}"}
-            row["training loss"] = with_spread(*outcome.final("train_loss"), str_of=lambda value: f"{value:.4f}")
+            row["training loss"] = outcome.final_text("train_loss", "{:.4f}".format)
             for metric in recorded_metrics(last):
-                row[f"test {metric.label}"] = with_spread(*outcome.final(f"test_{metric.name}"), str_of=metric.text)
+                row[f"test {metric.label}"] = outcome.final_text(f"test_{metric.name}", metric.text)
             rows.append(row | {"device updates": f"{last.get('device_updates', 0):,}"})
         table = html_table(list(rows[0]), [list(row.values()) for row in rows])
         return table + self.plot().html("loss and metrics of every method")
-
-
-def with_spread(mean: float, deviation: float, str_of: Callable[[float], str]) -> str:
-    """The mean over seeds, and the deviation where there are several."""
-    return f"{str_of(mean)} ± {str_of(deviation)}" if deviation else str_of(mean)
 
 
 def compare(

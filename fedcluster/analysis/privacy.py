@@ -49,7 +49,7 @@ class PrivacyReport:
 
 
 def build(experiment: Experiment, display: Display) -> PrivacyReport:
-    if experiment.privacy is None or not experiment.privacy.differential:
+    if experiment.differential_privacy is None:
         raise BadExperiment(
             "there is no differential privacy in this experiment: give privacy.epsilon (or noise_multiplier), "
             "privacy.delta and privacy.clip, for example -o privacy.epsilon=8 -o privacy.delta=1e-6 -o privacy.clip=1"

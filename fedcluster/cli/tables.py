@@ -27,18 +27,14 @@ def outcomes_table(result: Comparison) -> Grid:
     columns += [f"{what} to loss {result.target:.3f}"]
     rows = []
     for outcome in result.outcomes:
-        loss = outcome.final("train_loss")
-        last, seeds = outcome.histories[0][-1], len(outcome.histories)
+        last = outcome.histories[0][-1]
         rows.append(
             [
                 LABELS[outcome.method],
                 str(outcome.clusters) if outcome.method != "centralized" else "-",
                 f"{outcome.lr:g}",
-                spread_text([f"{number:.4f}" for number in loss], seeds),
-                *(
-                    spread_text([metric.text(number) for number in outcome.final(f"test_{metric.name}")], seeds)
-                    for metric in metrics
-                ),
+                outcome.final_text("train_loss", "{:.4f}".format),
+                *(outcome.final_text(f"test_{metric.name}", metric.text) for metric in metrics),
                 reached(outcome.reach(result.target, result.x), X[result.x][1](last)),
                 f"{last['device_updates']:,}",
                 size_text(last["bytes_up"]),
@@ -46,11 +42,6 @@ def outcomes_table(result: Comparison) -> Grid:
             ]
         )
     return Grid([*columns, "device updates", "up", "down"], rows)
-
-
-def spread_text(mean_and_deviation: list[str], seeds: int) -> str:
-    """The mean over seeds, and the deviation where there are several."""
-    return " ± ".join(mean_and_deviation if seeds > 1 else mean_and_deviation[:1])
 
 
 def size_text(count: float) -> str:

@@ -110,6 +110,11 @@ class Experiment(Section):
             )
         return self
 
+    @property
+    def differential_privacy(self) -> Privacy | None:
+        """The section [privacy] if it asks for differential privacy; it may ask for secure aggregation alone."""
+        return self.privacy if self.privacy is not None and self.privacy.differential else None
+
     def sections(self) -> dict[str, Any]:
         """Every key that was given or filled in, by section; objects given in Python as they are."""
 

@@ -180,8 +180,8 @@ def deploy(
 
 def private_sampling(experiment: Experiment, folder: Folder, repeats: Mapping[tuple[int, int], int]) -> Sampling | None:
     """How cohorts are drawn under differential privacy, from the server's secret."""
-    section = experiment.privacy
-    if section is None or not section.differential:
+    section = experiment.differential_privacy
+    if section is None:
         return None
     return Sampling(server_secret(folder), section.poisson, repeats)
 

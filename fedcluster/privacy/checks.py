@@ -16,8 +16,8 @@ ORDERS = {  # where they do not fit
 
 def check(experiment: Experiment, schedule: Schedule, algorithm: FedAvg, start: State) -> None:
     """BadExperiment with the first thing that does not fit."""
-    section = experiment.privacy
-    if section is None or not section.differential:
+    section = experiment.differential_privacy
+    if section is None:
         return
     for problem in (
         method_problem(experiment),

@@ -101,13 +101,13 @@ class Mechanism:
 
 def sampling(experiment: Experiment, seed: int) -> Sampling | None:
     """How a simulation draws cohorts; None without differential privacy."""
-    section = experiment.privacy
-    return Sampling(seed, section.poisson) if section is not None and section.differential else None
+    section = experiment.differential_privacy
+    return Sampling(seed, section.poisson) if section else None
 
 
 def build(experiment: Experiment, schedule: Schedule) -> Mechanism | None:
     """What [privacy] says, for this fleet and these clusters; None without differential privacy."""
-    section, drawn = experiment.privacy, schedule.sampling
+    section, drawn = experiment.differential_privacy, schedule.sampling
     if section is None or drawn is None:
         return None
     accountant, clusters = Accountant.of(section), schedule.clusters.count
@@ -139,8 +139,8 @@ def noise_multiplier(section: Privacy, accountant: Accountant, rounds: "Counter[
 
 def clip_on_device(experiment: Experiment, secret: int) -> list[ClipOnDevice]:
     """The transform that devices apply last; none without differential privacy."""
-    section, noise = experiment.privacy, 0.0
-    if section is None or not section.differential:
+    section, noise = experiment.differential_privacy, 0.0
+    if section is None:
         return []
     if section.mechanism == "local":
         noise = noise_multiplier(section, Accountant.of(section), Counter({Draw(1.0): experiment.rounds}))

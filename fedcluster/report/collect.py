@@ -160,7 +160,7 @@ def axes(keys: dict[str, Any]) -> dict[str, tuple[str, Any]]:
     """What curves can be drawn over: the axes of the plots, local steps if all devices take as many, and real time."""
     steps = (keys.get("local") or {}).get("steps") if isinstance(keys.get("local"), dict) else None
     more: dict[str, tuple[str, Any]] = {}
-    if isinstance(steps, int) and "gradients" not in X:
+    if isinstance(steps, int):
         more["gradients"] = (
             "gradients (local steps of all devices)",
             lambda line: number(line, "device_updates") * steps,

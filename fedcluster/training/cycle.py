@@ -31,20 +31,20 @@ from fedcluster.training.norm_bound import Norms, usual_steps
 from fedcluster.training.secure_sum import SumFailed, run_secure_phase
 from fedcluster.training.setup import Setup
 
+Failure = TooFewUpdates | SumFailed
+
 
 @dataclass(frozen=True, eq=False)
 class CycleResult:
     """The state after a cycle, who took part, and the updates that moved furthest. `undone` says why the cycle was
-    undone; `too_few` is the number of updates of a cycle that failed because it needed more; `failed` says why a
-    cycle has no secure sum; `clipped` says how far it would have moved the model; `malicious` are the devices of the
-    cohort that are, in a simulated attack."""
+    undone; `failure` is what it failed of; `clipped` says how far it would have moved the model; `malicious` are the
+    devices of the cohort that are, in a simulated attack."""
 
     state: State
     outcome: CycleOutcome
     furthest: list[divergence.Moved]
     undone: str | None = None
-    too_few: int | None = None
-    failed: str | None = None
+    failure: Failure | None = None
     clipped: Clipped | None = None
     malicious: list[int] = field(default_factory=list)
 
@@ -53,8 +53,8 @@ class CycleResult:
         """What the cycle's line says of it besides what every line says."""
         return {
             "undone": self.undone,
-            "too_few": self.too_few,
-            "no_sum": self.failed,
+            "too_few": self.failure.count if isinstance(self.failure, TooFewUpdates) else None,
+            "no_sum": str(self.failure) if isinstance(self.failure, SumFailed) else None,
             "clipped": self.clipped and asdict(self.clipped),
             "malicious": self.malicious,
         }
@@ -69,8 +69,7 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     device_states = {k: state.devices[k] for k in cycle.cohort.tolist() if k in state.devices}
     received = setup.rates.local(cycle) | (setup.privacy.broadcast(state) if setup.privacy else {})
     furthest: list[divergence.Moved] = []
-    too_few: int | None = None
-    failed: str | None = None
+    failure: Failure | None = None
     if depth and setup.secure is None and isinstance(setup.executor, BeginsEarly):
         begin_early(setup, setup.executor, state)
     for number, phase in enumerate(phases):  # nearly every algorithm has one
@@ -84,15 +83,10 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
             state, accepted, far = run_phase(setup, ledger, state, cycle, received, phase, number, device_states)
             if upload_spec and len(accepted) < setup.min_updates:
                 raise TooFewUpdates(len(accepted), setup.min_updates)
-        except TooFewUpdates as few:
+        except (TooFewUpdates, SumFailed) as error:
             if setup.min_updates:
                 ledger.fail(outcome.started.cohort, rows)
-            state, cycle, too_few = before, only(cycle, set()), few.count
-            break
-        except SumFailed as error:
-            if setup.min_updates:
-                ledger.fail(outcome.started.cohort, rows)
-            state, cycle, failed = before, only(cycle, set()), str(error)
+            state, cycle, failure = before, only(cycle, set()), error
             break
         furthest += far
         if setup.initial_device_state or len(phases) > 1:
@@ -117,7 +111,7 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
         state = pluralistic.step(setup.experiment.pluralistic, before, state, cycle)
     state = replace(state, server=state.server | kept, cycle=cycle.cycle + 1, time=outcome.time)
     malicious = [k for k in outcome.reported.cohort.tolist() if setup.attacker and k in setup.attacker.devices]
-    return CycleResult(state, outcome, furthest, undone, too_few, failed, clipped, malicious)
+    return CycleResult(state, outcome, furthest, undone, failure, clipped, malicious)
 
 
 def begin_early(setup: Setup, executor: BeginsEarly, state: State) -> None:

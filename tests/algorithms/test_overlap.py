@@ -29,7 +29,7 @@ from tests.algorithms.test_round_momentum import DATA, LR, STEPS, experiment, li
 from tests.fleet.test_fleet import dataset
 from tests.reference_algorithms import softmax_regression
 from tests.reference_overlap import train, version
-from tests.runs.test_resume import essence
+from tests.runs.test_resume import essence, stop_and_resume
 
 ROWS = {k: np.flatnonzero(DATA["device_train"] == k) for k in range(10)}
 BATCH = 6
@@ -206,15 +206,7 @@ KEEPING: dict[str, dict[str, Any]] = {
 def test_a_run_stopped_within_a_round_ends_at_the_same_bytes(name: str, tmp_path: Path) -> None:
     described = overlapping(tmp_path, 2, **KEEPING[name])
     fedcluster.run(described, tmp_path / "whole", display=Display())
-
-    class Stop(fedcluster.Callback):
-        def on_cycle_end(self, line: dict[str, Any], state: Any) -> None:
-            if state.t == 8:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedcluster.run(described, tmp_path / "stopped", display=Display(), callbacks=[Stop()])
-    fedcluster.run(described, tmp_path / "stopped", resume=True, display=Display())
+    stop_and_resume(described, tmp_path / "stopped", after=8)
     assert essence(tmp_path / "stopped") == essence(tmp_path / "whole")
 
 

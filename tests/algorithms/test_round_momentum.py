@@ -24,7 +24,7 @@ from tests.algorithms.test_algorithms import softmax
 from tests.conftest import blobs
 from tests.reference_algorithms import softmax_regression
 from tests.reference_momentum import Cohorts, pair_balance, train
-from tests.runs.test_resume import essence
+from tests.runs.test_resume import essence, stop_and_resume
 
 CLUSTERS = [[0, 3, 5, 7, 9], [1, 8], [2, 4, 6]]
 DATA = blobs(devices=10)
@@ -223,20 +223,10 @@ KEEPING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", KEEPING)
-def test_a_run_stopped_within_a_round_ends_at_the_same_bytes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_stopped_within_a_round_ends_at_the_same_bytes(name: str, tmp_path: Path) -> None:
     described = experiment(tmp_path, **KEEPING[name])
     fedcluster.run(described, tmp_path / "whole", display=Display())
-
-    class Stop(fedcluster.Callback):
-        def on_cycle_end(self, line: dict[str, Any], state: Any) -> None:
-            if state.t == 8:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedcluster.run(described, tmp_path / "stopped", display=Display(), callbacks=[Stop()])
-    fedcluster.run(described, tmp_path / "stopped", resume=True, display=Display())
+    stop_and_resume(described, tmp_path / "stopped", after=8)
     assert essence(tmp_path / "stopped") == essence(tmp_path / "whole")
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from fedcluster.analysis.compare import Outcome
 from fedcluster.cli.grid import Grid, show
-from fedcluster.cli.tables import size_text, spread_text
+from fedcluster.cli.tables import size_text
 
 WIDE = Grid([f"column {n}" for n in range(12)], [[f"{row}.{n}" for n in range(12)] for row in range(6)])
 
@@ -49,5 +50,10 @@ def test_sizes_are_in_a_unit_that_fits(count: float, text: str) -> None:
 
 
 def test_one_seed_has_no_deviation() -> None:
-    assert spread_text(["0.5", "0.0"], seeds=1) == "0.5"
-    assert spread_text(["0.5", "0.1"], seeds=3) == "0.5 ± 0.1"
+    def shown(*losses: float) -> str:
+        lines = [[{"train_loss": loss}] for loss in losses]
+        return Outcome("fedavg", 0.1, 1, lines).final_text("train_loss", "{:.1f}".format)
+
+    assert shown(0.5) == "0.5"
+    assert shown(0.4, 0.5, 0.6) == "0.5 ± 0.1"
+    assert shown(0.5, 0.5) == "0.5 ± 0.0"

@@ -40,6 +40,19 @@ KEYS: dict[str, Any] = {
 EXPERIMENT = fedcluster.Experiment(**KEYS)
 
 
+def stop_and_resume(experiment: fedcluster.Experiment, folder: Path, after: int) -> None:
+    """A run that is interrupted after so many cycles and resumed."""
+
+    class Stop(fedcluster.Callback):
+        def on_cycle_end(self, line: dict[str, Any], state: Any) -> None:
+            if state.t == after:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedcluster.run(experiment, folder, display=Display(), callbacks=[Stop()])
+    fedcluster.run(experiment, folder, resume=True, display=Display())
+
+
 def essence(folder: Path) -> tuple[bytes, list[dict[str, Any]], list[dict[str, Any]]]:
     """What two runs must share to the bit: all but the times."""
     lines = []

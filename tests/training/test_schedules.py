@@ -18,7 +18,7 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.flat_model import Objective
 from fedcluster.models.schedules import Rates
 from fedcluster.runs.progress import Display
-from tests.runs.test_resume import essence
+from tests.runs.test_resume import essence, stop_and_resume
 
 M, T, E, LR = 4, 10, 20, 0.2
 
@@ -86,15 +86,7 @@ def test_every_executor_and_a_resumed_run_have_the_same_rates(tmp_path: Path) ->
     described = SMALL.override(**COSINE)
     fedcluster.run(described, tmp_path / "one", display=Display())
     fedcluster.run(described, tmp_path / "two", display=Display(), workers=2)
-
-    class Stop(fedcluster.Callback):
-        def on_cycle_end(self, line: dict[str, Any], state: Any) -> None:
-            if state.t == 5:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedcluster.run(described, tmp_path / "stopped", display=Display(), callbacks=[Stop()])
-    fedcluster.run(described, tmp_path / "stopped", display=Display(), resume=True)
+    stop_and_resume(described, tmp_path / "stopped", after=5)
     assert essence(tmp_path / "one") == essence(tmp_path / "two") == essence(tmp_path / "stopped")
 
 

@@ -104,8 +104,8 @@ def find(name: Any) -> Any:
     return import_object(TRACKERS.get(name, name)) if isinstance(name, str) else name
 
 
-def missing(library: str, extra: str = "track") -> BadExperiment:
-    return BadExperiment(f'track.to: {library} is not installed; pip install "fedcluster[{extra}]" installs it')
+def missing(library: str) -> BadExperiment:
+    return BadExperiment(f'track.to: {library} is not installed; pip install "fedcluster[track]" installs it')
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
