@@ -32,6 +32,8 @@ NOT_SCORES = {*COUNTS, "round", "seconds", "elapsed", "simulated_seconds", "idle
 NOT_SCORES |= {"failed_cycles", "gradients", "discarded"}
 LOWER_IS_BETTER = {"loss", "mse", "rmse", "mae", "perplexity"}
 
+FAILURES = ("failed", "undone", "too_few", "no_sum")  # keys of a cycle that left the model as it was
+
 Column = list[float | None]
 
 
@@ -240,7 +242,7 @@ def cycle_columns(lines: list[Line], most: int) -> dict[str, Any]:
         table[key] = [line.get(key) if is_number(line.get(key)) else None for line in chosen]
     for key in ("cohort", "missing", "dropped", "late"):
         table[key] = [len(line[key]) if isinstance(line.get(key), list) else 0 for line in chosen]
-    table["failed"] = [int(bool(line.get("failed") or line.get("undone") or line.get("too_few"))) for line in chosen]
+    table["failed"] = [int(any(line.get(key) for key in FAILURES)) for line in chosen]
     return table | {"every": step}
 
 

@@ -10,7 +10,7 @@ import pytest
 import fedcluster
 from fedcluster.errors import BadRun
 from fedcluster.report import page
-from fedcluster.report.collect import collect, collect_run, find_runs
+from fedcluster.report.collect import collect, collect_run, cycle_columns, find_runs
 from fedcluster.runs.progress import Display
 from tests.conftest import Here
 from tests.report.folders import cycle_line, data_of_page, write_lines, write_run
@@ -130,3 +130,9 @@ def test_many_runs_stay_below_three_megabytes(tmp_path: Path, monkeypatch: pytes
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRun, match="has no run in it"):
         find_runs([tmp_path])
+
+
+def test_every_kind_of_failed_cycle_counts_as_failed() -> None:
+    remarks: list[dict[str, Any]] = [{}, {"failed": True}, {"undone": "why"}, {"too_few": 1}, {"no_sum": "why"}]
+    lines = [{"round": 1, "cycle": number, **remark} for number, remark in enumerate(remarks)]
+    assert cycle_columns(lines, 100)["failed"] == [0, 1, 1, 1, 1]
