@@ -7,9 +7,10 @@ from fedcluster.allocator import keep_memory
 from fedcluster.experiment import Experiment
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Record
+from fedcluster.training.executors.choice import choose_executor
 from fedcluster.training.executors.processes import Workers, cores
 from fedcluster.training.loop import train
-from fedcluster.training.setup import choose_executor, prepare
+from fedcluster.training.setup import prepare
 from fedcluster.training.threads import repeatable
 
 WARM_UP = 1  # round in which workers trace their gradients

@@ -20,10 +20,11 @@ from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Line, Record
 from fedcluster.state import State
 from fedcluster.training.callbacks import Callback, CallbackList
+from fedcluster.training.executors.choice import choose_executor
 from fedcluster.training.executors.in_process import InProcess
 from fedcluster.training.executors.processes import Workers, cores
 from fedcluster.training.loop import train
-from fedcluster.training.setup import choose_executor, prepare
+from fedcluster.training.setup import prepare
 from fedcluster.training.threads import repeatable
 
 RESULT = Path(__file__).parent / "results" / "overhead.json"

@@ -40,9 +40,9 @@ from fedcluster.fleet import fleet
 from fedcluster.fleet.clustering import clusters
 from fedcluster.runs.progress import Display, default_display
 from fedcluster.training.executors.processes import cores
-from fedcluster.training.setup import build_model
 from fedcluster.training.sketches import COPIES
 from fedcluster.training.survey import gradient_sketches
+from fedcluster.training.trainer import build_model
 
 ROOT = Path(__file__).parent.parent
 SEEDS, TUNING_SEED, RHOS = (0, 1, 2, 3, 4), 1_000_003, (0.5, 0.9)

@@ -32,9 +32,10 @@ from fedcluster.reporting import Track
 from fedcluster.runs import checkpoint
 from fedcluster.runs.metrics import read_lines
 from fedcluster.runs.progress import Display
-from fedcluster.training.setup import Setup, load_weights, prepare, unequal_clusters
+from fedcluster.training.setup import Setup, prepare, unequal_clusters
 from fedcluster.training.survey import survey
 from fedcluster.training.threads import repeatable
+from fedcluster.training.weights import load_weights
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from fedcluster.runs.plots import device_plot
 from fedcluster.runs.progress import tracked
 from fedcluster.training.best_model import stored_round
 from fedcluster.training.load_model import saved_tensors
-from fedcluster.training.setup import Setup, prepare, with_targets
+from fedcluster.training.open_data import with_targets
+from fedcluster.training.setup import Setup, prepare
 from fedcluster.training.threads import repeatable
 
 COLUMNS = ("features", "target", "device", "categories", "encoding", "standardise", "tokenizer", "length")

@@ -17,7 +17,8 @@ from fedcluster.fleet import fleet as fleets
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.fleet import Ints
 from fedcluster.runs.progress import Display, default_display
-from fedcluster.training.setup import build_clusters, open_data
+from fedcluster.training.open_data import open_data
+from fedcluster.training.setup import build_clusters, build_fleet
 
 MOST_ROWS = 30  # clusters in a notebook's table
 MAX_SHOWN = 2000  # devices in the plot; of a larger fleet an even sample
@@ -69,8 +70,7 @@ def partition(experiment: Experiment, display: Display | None = None) -> FleetRe
     """The fleet of an experiment and its clusters, before anything is trained."""
     display = display or default_display()
     dataset, _ = open_data(experiment, display.say)
-    cap = experiment.accept.cap(claimed=False)
-    fleet, partition = fleets.build(experiment.fleet, dataset, experiment.seed, cap)
+    fleet, partition, dataset = build_fleet(experiment, dataset, display.say)
     clusters = build_clusters(experiment, dataset, fleet, partition, display.say, display.track)
     counts = np.empty((len(fleet), dataset.classes), np.int64)
     if dataset.classes:

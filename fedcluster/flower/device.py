@@ -34,7 +34,7 @@ from fedcluster.models.tasks import Task
 from fedcluster.state import Tensors
 from fedcluster.training.evaluation import Evaluator, Sums
 from fedcluster.training.executors.in_process import InProcess
-from fedcluster.training.setup import build_trainer, without_engine
+from fedcluster.training.trainer import build_trainer, without_engine
 
 STATE = "fedcluster.device_state"  # records in Flower's Context
 RECEIVED = "fedcluster.received"

@@ -22,7 +22,10 @@ from fedcluster.reporting import Say
 from fedcluster.runs.ledger import size
 from fedcluster.secure_aggregation.checks import is_secure
 from fedcluster.secure_aggregation.integers import WIDTH
-from fedcluster.training.setup import Setup, assemble, build_trainer, check_output, with_targets
+from fedcluster.training.model_check import check_output
+from fedcluster.training.open_data import with_targets
+from fedcluster.training.setup import Setup, assemble
+from fedcluster.training.trainer import build_trainer
 
 OVERHEAD = 2**16  # bytes of a reply besides its numbers
 SHARES = 512  # bytes of a reply for each other device of a secure sum

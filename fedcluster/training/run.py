@@ -19,6 +19,7 @@ from fedcluster.training.best_model import keep_best
 from fedcluster.training.callbacks import Callback, CallbackList, Progress, stop_rule
 from fedcluster.training.checkpoints import Checkpoints
 from fedcluster.training.description import describe, over_budget
+from fedcluster.training.executors.choice import choose_executor
 from fedcluster.training.executors.distributed import (
     all_reduce_sum,
     broadcast_state,
@@ -30,7 +31,7 @@ from fedcluster.training.executors.distributed import (
 from fedcluster.training.loop import train
 from fedcluster.training.output import begin, finish, load_finished, versions
 from fedcluster.training.recorder import Recorder
-from fedcluster.training.setup import choose_executor, prepare, unequal_clusters
+from fedcluster.training.setup import prepare, unequal_clusters
 from fedcluster.training.threads import repeatable
 from fedcluster.training.tracking.registry import tracking
 

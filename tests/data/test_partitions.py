@@ -14,6 +14,7 @@ from fedcluster.data.partition import Partition, one_device
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.experiment import Fleet, Section
 from fedcluster.fleet import fleet as fleets
+from fedcluster.runs.progress import Display
 from tests.conftest import Here
 
 CLASSES = 10
@@ -244,7 +245,8 @@ def test_regional_features_are_those_of_the_region() -> None:
 
 def test_spawned_workers_see_the_features_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker builds its executor from the experiment and the data set that is trained on: nothing is skewed twice."""
-    from fedcluster.training.setup import executor_of, prepare
+    from fedcluster.training.setup import prepare
+    from fedcluster.training.trainer import executor_of
 
     experiment = Experiment(
         fleet={"devices": 4, "partition": "feature_skew", "sigma": 3.0},
@@ -254,6 +256,20 @@ def test_spawned_workers_see_the_features_of_the_device(monkeypatch: pytest.Monk
     setup = prepare(experiment)
     assert setup.dataset is not None
     assert torch.equal(executor_of(experiment, setup.dataset).dataset.x_train, setup.dataset.x_train)
+
+
+def test_the_clusters_that_are_shown_are_those_of_a_run() -> None:
+    """Gradients are those of the features that devices see."""
+    from fedcluster.analysis import fleet_report
+    from fedcluster.training.setup import prepare
+
+    described = Experiment(
+        fleet={"devices": 12, "partition": "feature_skew", "sigma": 3.0},
+        clusters={"method": "similar", "features": "gradients", "count": 3},
+        model={"name": "logistic"},
+    )
+    shown = fleet_report.partition(described, Display()).clusters
+    np.testing.assert_array_equal(shown.assignment, prepare(described).clusters.assignment)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from fedcluster.models.flat_model import FlatModel
 from fedcluster.reporting import silent
 from fedcluster.runs.progress import Display
 from fedcluster.training.executors.in_process import InProcess
-from fedcluster.training.setup import build_trainer
+from fedcluster.training.trainer import build_trainer
 from tests.conftest import blobs
 from tests.federation import Federation
 from tests.flower.test_flower import plan

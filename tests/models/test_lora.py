@@ -13,6 +13,7 @@ import fedcluster
 from fedcluster.data.dataset import DataSpec
 from fedcluster.models import zoo
 from fedcluster.runs.progress import Display
+from tests.federation import Federation
 
 transformers = pytest.importorskip("transformers", reason="pip install transformers")
 peft = pytest.importorskip("peft", reason="pip install peft")
@@ -87,3 +88,28 @@ def test_only_the_adapters_travel(tmp_path: Path) -> None:
     for name, tensor in result.model.state_dict().items():
         assert torch.equal(workers.model.state_dict()[name], tensor), name
         assert torch.equal(again.model.state_dict()[name], tensor), name
+
+
+def test_a_federation_on_loopback_sends_the_adapters_only(tmp_path: Path) -> None:
+    """Both sides build the frozen weights from the seed; the model is the simulation's to the bit."""
+    name, data = "tests.models.test_lora:adapted", sentences()
+    parts = {part: getattr(data, part).numpy() for part in ("x_train", "y_train", "x_test", "y_test")}
+    np.savez(tmp_path / "sentences.npz", **parts)
+    described = fedcluster.Experiment(
+        rounds=2,
+        data={"name": str(tmp_path / "sentences.npz")},
+        fleet={"devices": 2, "samples": 40, "partition": "iid"},
+        clusters={"count": 2, "participation": 1.0},
+        model={"name": name},
+        local={"epochs": 1, "batch": 8, "lr": 0.01, "optimizer": "adamw"},
+    )
+    with Federation(tmp_path, described) as federation:
+        for k in range(2):
+            federation.join(k, "--allow", name)
+        federation.finish(federation.serve("out"), "out")
+        line = federation.lines("out", "metrics.jsonl")[-1]
+    adapters = sum(p.numel() for p in adapted((LENGTH,), CLASSES).parameters() if p.requires_grad)
+    assert line["bytes_up"] == line["bytes_down"] == 2 * 2 * 4 * adapters
+    fedcluster.run(described, tmp_path / "simulated", display=Display())
+    saved = (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert saved == (tmp_path / "simulated" / "model.safetensors").read_bytes()

@@ -14,9 +14,10 @@ from fedcluster.fleet.schedule import Cycle
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Record
 from fedcluster.state import State, Tensors, Update
+from fedcluster.training.executors.choice import choose_executor
 from fedcluster.training.executors.in_process import DeviceStates, InProcess
 from fedcluster.training.loop import train
-from fedcluster.training.setup import Setup, choose_executor, prepare
+from fedcluster.training.setup import Setup, prepare
 
 BASE: dict[str, Any] = {
     "rounds": 2,
@@ -174,6 +175,6 @@ def test_what_needs_single_updates_is_refused(keys: dict[str, Any], message: str
 
 def test_it_is_not_possible_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = fedcluster.Experiment(**BASE, privacy={"secure_aggregation": True})
-    monkeypatch.setattr("fedcluster.training.setup.is_distributed", lambda: True)
+    monkeypatch.setattr("fedcluster.training.executors.choice.is_distributed", lambda: True)
     with pytest.raises(BadExperiment, match="not possible under torchrun"):
         choose_executor(prepare(experiment), 1, "sequential")

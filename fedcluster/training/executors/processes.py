@@ -291,7 +291,7 @@ def work_spawned(
     keep_memory()
 
     def build() -> InProcess:
-        from fedcluster.training.setup import executor_of
+        from fedcluster.training.trainer import executor_of
 
         return executor_of(experiment, dataset, precision, attacker)
 
