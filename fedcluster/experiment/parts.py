@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
 from inspect import signature
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
@@ -14,6 +14,16 @@ from fedcluster.experiment.messages import describe, format_value
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def contradiction(self) -> str | None:
+        """Why keys, each of which is allowed, do not fit together."""
+        return None
+
+    @model_validator(mode="after")
+    def keys_fit_together(self) -> Self:
+        if why := self.contradiction():
+            raise ValueError(why)
+        return self
 
 
 class Part(Section):
@@ -28,6 +38,19 @@ class Part(Section):
     def names(cls) -> dict[str, Any]:
         """The parts that this section can name."""
         return registered(cls.registry)
+
+    @classmethod
+    def defaults(cls, part: Any, keys: dict[str, Any]) -> dict[str, Any]:
+        """Defaults that depend on the part, None where it is not of the registry, or on other keys."""
+        return {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_in_defaults(cls, keys: Any) -> Any:
+        if not isinstance(keys, dict):
+            return keys
+        name = keys.get(cls.key, cls.default_part())
+        return cls.defaults(cls.names().get(name) if isinstance(name, str) else None, keys) | keys
 
     @field_validator("name", "partition", "method", check_fields=False)
     @classmethod
@@ -60,12 +83,6 @@ class Part(Section):
     def default_part(cls) -> Any:
         """What the section names where it names nothing."""
         return cls.model_fields[cls.key].default
-
-    @classmethod
-    def registered_part(cls, keys: dict[str, Any]) -> Any:
-        """The part of the registry that keys of the section name, before they are checked; None where it has none."""
-        name = keys.get(cls.key, cls.default_part())
-        return cls.names().get(name) if isinstance(name, str) else None
 
     def find(self) -> Any:
         """The class or function that the name stands for."""
@@ -103,6 +120,11 @@ def check_name(value: Any, names: Iterable[str]) -> Any:
     if not isinstance(value, str) and not callable(value):
         raise ValueError(f"= {format_value(value)} is not allowed: use {alternatives(names)}a function")
     return value
+
+
+def one_in(registry: str) -> AfterValidator:
+    """The same for the names of a registry `module:name`."""
+    return AfterValidator(lambda value: None if value is None else check_name(value, registered(registry)))
 
 
 def alternatives(names: Iterable[str]) -> str:

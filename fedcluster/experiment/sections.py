@@ -1,20 +1,23 @@
-"""The sections of an experiment. Every default is the paper's where the paper has one."""
+"""The sections of an experiment: every key, its type and its default, which is the paper's where the paper has one.
+
+`contradiction` says of a section which of its keys do not fit together."""
 
 import math
 from collections.abc import Callable
-from datetime import date, time
 from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment.messages import describe, format_value
-from fedcluster.experiment.parts import Part, Section, check_name, one_of, registered
+from fedcluster.experiment.messages import describe
+from fedcluster.experiment.parts import Part, Section, check_name, one_in, one_of
 from fedcluster.experiment.types import (
     AtLeastOne,
     Columns,
     Count,
+    DataName,
+    Day,
     Decay,
     Devices,
     FilePath,
@@ -24,6 +27,7 @@ from fedcluster.experiment.types import (
     Scale,
     Seconds,
     Steps,
+    StepsOrRange,
     is_path,
 )
 
@@ -41,7 +45,7 @@ class Data(Section):
     """Where the samples come from, and what the columns of a table are. `name` is a name, a Hugging Face id, a path, or
     in Python the data themselves."""
 
-    name: Any = "digits"
+    name: DataName = "digits"
     features: Columns | None = None
     target: str | Columns | None = None
     device: str | None = None
@@ -51,17 +55,6 @@ class Data(Section):
     standardise: bool | dict[str, Scale] | None = None
     tokenizer: Annotated[str, AfterValidator(is_path)] | None = None
     length: Annotated[int, Field(ge=1, le=10**6)] | None = None
-
-    @field_validator("name")
-    @classmethod
-    def name_is_data(cls, name: Any) -> Any:
-        if isinstance(name, dict) and name and not any(isinstance(v, str | int | float) for v in name.values()):
-            return name  # columns, or splits of them
-        if name is None or isinstance(name, int | float | list | tuple | dict | date | time):
-            raise ValueError(
-                f"= {format_value(name)} is not allowed: use a name, a path, package.module:callable, or a Dataset"
-            )
-        return is_path(name) if isinstance(name, str) else name
 
 
 class Fleet(Part):
@@ -81,40 +74,28 @@ class Fleet(Part):
     availability: FilePath | None = None
     trace_format: Annotated[str | Callable[..., Any], one_of(*TRACE_FORMATS)] | None = None
     world: Literal["diurnal"] | None = None
-    date: str = "2026-01-01"
+    date: Day = "2026-01-01"
     test_share: Annotated[float, Field(ge=0, le=0.9)] = 0.0
 
     def __init__(self, **keys: Any) -> None:  # any key: the partition declares its own
         super().__init__(**keys)
 
-    @model_validator(mode="before")
     @classmethod
-    def default_sizes(cls, keys: Any) -> Any:
+    def defaults(cls, part: Any, keys: dict[str, Any]) -> dict[str, Any]:
         """The paper's 1000 devices of 500 samples, or what the partition declares."""
-        if not isinstance(keys, dict) or keys.get("partition") == "natural":
-            return keys
+        if keys.get("partition") == "natural":
+            return {}
         described = keys.get("path") is not None or keys.get("availability") is not None
-        method = cls.registered_part(keys)
-        samples = 500 if method is None else method.samples
-        if keys.get("partition") == "dirichlet" and keys.get("min_samples") is not None:
-            samples = "all"
-        return ({} if described else {"devices": 1000}) | {"samples": samples} | keys
+        shared_out = keys.get("partition") == "dirichlet" and keys.get("min_samples") is not None
+        samples = "all" if shared_out else 500 if part is None else part.samples
+        return ({} if described else {"devices": 1000}) | {"samples": samples}
 
-    @field_validator("date")
-    @classmethod
-    def date_is_one(cls, day: str) -> str:
-        try:
-            return date.fromisoformat(day).isoformat()
-        except ValueError:
-            raise ValueError(f"= {format_value(day)} is not allowed: write a day as YYYY-MM-DD") from None
-
-    @model_validator(mode="after")
-    def generated_or_described(self) -> "Fleet":
+    def contradiction(self) -> str | None:
         if self.trace_format is not None and self.availability is None:
-            raise ValueError("has trace_format, but no availability: name the trace's file, or leave out trace_format")
+            return "has trace_format, but no availability: name the trace's file, or leave out trace_format"
         if self.world is not None and (self.path is not None or self.availability is not None):
-            raise ValueError("has world, a generated population, and path or availability: give one or the other")
-        return self
+            return "has world, a generated population, and path or availability: give one or the other"
+        return None
 
 
 class Clusters(Part):
@@ -133,27 +114,18 @@ class Clusters(Part):
     def __init__(self, **keys: Any) -> None:  # any key: the clustering declares its own
         super().__init__(**keys)
 
-    @model_validator(mode="before")
     @classmethod
-    def default_count(cls, keys: Any) -> Any:
+    def defaults(cls, part: Any, keys: dict[str, Any]) -> dict[str, Any]:
         """The paper's 10 clusters, or what the clustering declares."""
-        if not isinstance(keys, dict):
-            return keys
-        method = cls.registered_part(keys)
-        return {"count": 10 if method is None else method.default_count} | keys
+        return {"count": 10 if part is None else part.default_count}
 
 
 class Model(Section):
     """The model, and optionally its start W_0. Left out, the name follows from the samples: alexnet for pictures of
     28x28 and more, mlp for smaller ones and for rows of numbers, lstm for tokens."""
 
-    name: Any = None
+    name: Annotated[Any, one_in("fedcluster.models.zoo:ZOO")] = None
     init: FilePath | None = None
-
-    @field_validator("name")
-    @classmethod
-    def name_is_known(cls, name: Any) -> Any:
-        return None if name is None else check_name(name, registered("fedcluster.models.zoo:ZOO"))
 
 
 class Algorithm(Part):
@@ -211,7 +183,7 @@ class Local(Section):
     passes over its own data."""
 
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "sgd"
-    steps: Steps | Annotated[tuple[Steps, Steps], Field(strict=False)] | None = None
+    steps: StepsOrRange | None = None
     epochs: Steps | None = None
     batch: Samples | Literal["full"] = 30
     lr: Positive = 0.01
@@ -230,20 +202,12 @@ class Local(Section):
             return keys | {"steps": 20}
         return keys
 
-    @field_validator("steps")
-    @classmethod
-    def range_ascends(cls, steps: int | tuple[int, int] | None) -> int | tuple[int, int] | None:
-        if isinstance(steps, tuple) and steps[0] > steps[1]:
-            raise ValueError(f"= {list(steps)} is not allowed: a range is [least, most], such as [10, 30]")
-        return steps
-
-    @model_validator(mode="after")
-    def keys_fit(self) -> "Local":
+    def contradiction(self) -> str | None:
         if self.steps is not None and self.epochs is not None:
-            raise ValueError("has both steps and epochs: give one of them")
+            return "has both steps and epochs: give one of them"
         if self.nesterov and (self.optimizer != "momentum" or self.momentum == 0):
-            raise ValueError('.nesterov = true needs optimizer = "momentum" and a momentum above 0')
-        return self
+            return '.nesterov = true needs optimizer = "momentum" and a momentum above 0'
+        return None
 
     @property
     def step_range(self) -> tuple[int, int]:
@@ -280,9 +244,12 @@ class Server(Section):
         for key, value in SERVER_DEFAULTS.get(self.optimizer, {}).items():
             if key not in self.model_fields_set:
                 object.__setattr__(self, key, value)
-        if self.memory is not None and self.optimizer != "round_momentum":
-            raise ValueError(f'.memory = "{self.memory}" needs optimizer = "round_momentum"')
         return self
+
+    def contradiction(self) -> str | None:
+        if self.memory is not None and self.optimizer != "round_momentum":
+            return f'.memory = "{self.memory}" needs optimizer = "round_momentum"'
+        return None
 
 
 SERVER_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -323,9 +290,6 @@ class Attack(Part):
     name: Any = "sign_flip"
     share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     placement: Literal["spread", "concentrated"] = "spread"
-
-    def __init__(self, **keys: Any) -> None:  # any key: the attack declares its own
-        super().__init__(**keys)
 
 
 class Centralized(Section):
@@ -371,31 +335,28 @@ class Privacy(Section):
     bands: Count | None = None
     allow_leaky_clusters: bool = False
 
-    @model_validator(mode="after")
-    def keys_fit(self) -> "Privacy":
+    def contradiction(self) -> str | None:
         if not self.differential:
-            for key in DIFFERENTIAL:
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise ValueError(f"has {key}, but no noise: give epsilon, or noise_multiplier")
-            return self
+            given = [key for key in DIFFERENTIAL if getattr(self, key) != type(self).model_fields[key].default]
+            return f"has {given[0]}, but no noise: give epsilon, or noise_multiplier" if given else None
         if self.epsilon is not None and self.noise_multiplier is not None:
-            raise ValueError("has both epsilon and noise_multiplier, and each follows from the other: give one of them")
-        for key in ("delta", "clip"):
+            return "has both epsilon and noise_multiplier, and each follows from the other: give one of them"
+        for key, remedy in NEEDED.items():
             if getattr(self, key) is None:
-                raise ValueError(f"has no {key}: {NEEDED[key]}")
+                return f"has no {key}: {remedy}"
         if isinstance(self.clip, float) and math.isinf(self.clip) and self.noise_multiplier != 0:
-            raise ValueError(".clip = inf is not allowed with noise, which is in proportion to it: give a number")
+            return ".clip = inf is not allowed with noise, which is in proportion to it: give a number"
         if self.clip == "adaptive" and (self.noise_multiplier == 0 or self.mechanism == "local"):
-            raise ValueError(
+            return (
                 '.clip = "adaptive" needs noise of the server: give a number with mechanism = "local" or without noise'
             )
         if self.bands is not None and self.mechanism != "banded":
-            raise ValueError(f'has bands = {self.bands}, an option of mechanism = "banded": remove it, or change that')
+            return f'has bands = {self.bands}, an option of mechanism = "banded": remove it, or change that'
         if self.mechanism == "local" and self.sampling == "poisson":
-            raise ValueError('.sampling = "poisson" gains nothing with mechanism = "local": remove it')
+            return '.sampling = "poisson" gains nothing with mechanism = "local": remove it'
         if self.mechanism == "banded" and self.sampling == "fixed":
-            raise ValueError('.mechanism = "banded" is proven for sampling = "poisson" only: remove sampling')
-        return self
+            return '.mechanism = "banded" is proven for sampling = "poisson" only: remove sampling'
+        return None
 
     @property
     def differential(self) -> bool:
@@ -440,28 +401,22 @@ class Stop(Section):
     target: float | None = None
     patience: Count | None = None
 
-    @model_validator(mode="after")
-    def has_a_condition(self) -> "Stop":
+    def contradiction(self) -> str | None:
         if self.target is None and self.patience is None:
-            raise ValueError("needs target, a score to reach, or patience, a number of rounds without improvement")
-        return self
+            return "needs target, a score to reach, or patience, a number of rounds without improvement"
+        return None
 
 
 class Track(Section):
     """Which tools the run is also recorded in. `project` is MLflow's experiment and the project of Weights & Biases."""
 
-    to: Annotated[tuple[Any, ...], Field(strict=False, max_length=20)] = ()
+    to: Annotated[tuple[Annotated[Any, one_of(*TRACKERS)], ...], Field(strict=False, max_length=20)] = ()
     project: Annotated[str, Field(min_length=1, max_length=128)] = "fedcluster"
 
     @field_validator("to", mode="before")
     @classmethod
     def one_is_a_list(cls, to: Any) -> Any:
         return (to,) if isinstance(to, str) or callable(to) else to
-
-    @field_validator("to")
-    @classmethod
-    def trackers_are_known(cls, to: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(check_name(name, TRACKERS) for name in to)
 
 
 NAMING: dict[str, type[Part]] = {"fleet": Fleet, "clusters": Clusters, "attack": Attack}

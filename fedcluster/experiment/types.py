@@ -1,8 +1,11 @@
 """Constrained types that the sections, and the options of parts, use for their keys."""
 
-from typing import Annotated
+from datetime import date, time
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
+
+from fedcluster.experiment.messages import format_value
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, le=1e30)]  # float32 goes to 3e38
@@ -18,6 +21,25 @@ Columns = Annotated[tuple[str, ...], Field(strict=False, min_length=1, max_lengt
 Scale = Annotated[tuple[Annotated[float, Field(ge=-1e30, le=1e30)], Positive], Field(strict=False)]
 
 
+def ascends(steps: int | tuple[int, int]) -> int | tuple[int, int]:
+    if isinstance(steps, tuple) and steps[0] > steps[1]:
+        raise ValueError(f"= {list(steps)} is not allowed: a range is [least, most], such as [10, 30]")
+    return steps
+
+
+StepsOrRange = Annotated[Steps | Annotated[tuple[Steps, Steps], Field(strict=False)], AfterValidator(ascends)]
+
+
+def is_day(text: str) -> str:
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ValueError(f"= {format_value(text)} is not allowed: write a day as YYYY-MM-DD") from None
+
+
+Day = Annotated[str, AfterValidator(is_day)]
+
+
 def is_path(text: str) -> str:
     """A text that the operating system can take for a path; whether there is a file is another question."""
     if not text or "\0" in text or not is_text(text):
@@ -31,3 +53,18 @@ def is_text(text: str) -> bool:
 
 
 FilePath = Annotated[str, Field(max_length=4096), AfterValidator(is_path)]
+
+
+def is_data(name: Any) -> Any:
+    """A name, a path, data themselves, or a dict of columns or of splits."""
+    if isinstance(name, str):
+        return is_path(name)
+    columns = isinstance(name, dict) and name and not any(isinstance(v, str | int | float) for v in name.values())
+    if not columns and (name is None or isinstance(name, int | float | list | tuple | dict | date | time)):
+        raise ValueError(
+            f"= {format_value(name)} is not allowed: use a name, a path, package.module:callable, or a Dataset"
+        )
+    return name
+
+
+DataName = Annotated[Any, AfterValidator(is_data)]
