@@ -39,6 +39,9 @@ def train(
         for K, cohort in enumerate(cycles):
             t, W = len(models) - 1, models[-1]
             assert t == j * M + K
+            if not cohort:  # the cycle has failed
+                models.append(W)
+                continue
             w_k = {}
             for k in cohort:
                 w, E = W.copy(), len(batches(j, K, k))
@@ -65,8 +68,9 @@ def train(
     return models
 
 
-def pair_balance(order: list[int], movements: list[Array], r: Array) -> tuple[list[int], Array]:
+def pair_balance(order: list[int], movements: list[Array]) -> list[int]:
     """The next round's order. Tries both signs."""
+    r = np.zeros_like(movements[0])
     front: list[int] = []
     back: list[int] = []
     for i in range(0, len(order) - 1, 2):
@@ -79,4 +83,4 @@ def pair_balance(order: list[int], movements: list[Array], r: Array) -> tuple[li
         front.append(first)
         back.insert(0, last)
     middle = [order[-1]] if len(order) % 2 else []
-    return front + middle + back, r
+    return front + middle + back

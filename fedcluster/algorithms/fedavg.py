@@ -67,6 +67,10 @@ class FedAvg:
         """A device's state before the first cycle in which it takes part."""
         return {}
 
+    def start_round(self, state: State) -> Tensors:
+        """What changes in the server's state as a round begins."""
+        return {}
+
     def broadcast(self, state: State) -> Tensors:
         """The message to every device of the cohort."""
         return {"model": state.model}

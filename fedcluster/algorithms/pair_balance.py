@@ -4,7 +4,7 @@ NeurIPS 2022; Cha, Lee, Yun: Tighter Lower Bounds for Shuffling SGD, ICML 2023 (
 Clusters whose movements cancel come close to each other in the next round. Cycles are taken in pairs; for clusters a, b
 of a pair, with movements d_a, d_b of the model,
 
-    v = d_a - d_b;    s = +1 if |r + v| <= |r - v| else -1;    r <- r + s v        r = 0 at the start
+    v = d_a - d_b;    s = +1 if |r + v| <= |r - v| else -1;    r <- r + s v        r = 0 as a round begins
 
 With s = +1, a takes the first free place at the front of the next round's order, and b the last free place at its back;
 with s = -1 it is the other way round. Of an odd number of clusters, the last takes the place that is left. The first
@@ -34,7 +34,8 @@ def step(before: State, after: State, cycle: Cycle) -> State:
     order, following = server["order"], server["order.next"].clone()
     kept: Tensors = {}
     if position % 2:
-        v, r = server["order.first"] - moved, server["order.r"]
+        v = server["order.first"] - moved
+        r = server["order.r"] if position > 1 else torch.zeros_like(v)
         front, back = position // 2, M - 1 - position // 2
         if squares(r + v) <= squares(r - v):
             kept["order.r"] = r + v

@@ -60,12 +60,11 @@ class Scaffold(FedAvg):
     def initial_device_state(self, model: Tensor, size: int) -> Tensors:
         return {} if self.options.reset == "round" else {"variate": torch.zeros_like(model[:size])}
 
-    def variate(self, state: State) -> Tensor:
-        c = state.server["variate"]
-        return torch.zeros_like(c) if self.options.reset == "round" and state.cycle == 0 else c
+    def start_round(self, state: State) -> Tensors:
+        return {"variate": torch.zeros_like(state.w)} if self.options.reset == "round" else {}
 
     def broadcast(self, state: State) -> Tensors:
-        return {"model": state.model, "variate": self.variate(state)}
+        return {"model": state.model, "variate": state.server["variate"]}
 
     def upload_spec(self, state: State) -> Tensors:
         return {"model": state.model, "variate": state.server["variate"]}
@@ -87,5 +86,5 @@ class Scaffold(FedAvg):
 
     def combine(self, state: State, aggregate: Aggregate, cycle: Cycle) -> State:
         share = aggregate.weight * float(cycle.weights.sum())  # sum of p_k over the accepted updates
-        c = self.variate(state).add(aggregate.message["variate"], alpha=share)
+        c = state.server["variate"].add(aggregate.message["variate"], alpha=share)
         return replace(state, model=aggregate.message["model"], server=state.server | {"variate": c})

@@ -43,6 +43,10 @@ class ServerOptimizer:
         """What the optimizer keeps from cycle to cycle, before the first, which begins at `start`."""
         return {}
 
+    def start_round(self, state: State) -> Tensors:
+        """What the optimizer changes of it as a round begins."""
+        return {}
+
     def step(self, before: State, combined: State, lr: float) -> State:
         """The state after a cycle that went from `before` to `combined`, at this rate."""
         if combined.model is before.model:
@@ -105,23 +109,25 @@ class HeldRoundMomentum(ServerOptimizer):
     def initial_server_state(self, start: State) -> Tensors:
         return {"server.m": torch.zeros_like(start.w), "server.round": start.w}
 
+    def start_round(self, state: State) -> Tensors:
+        m = (state.w - state.server["server.round"]).div_(state.cycles)
+        return {"server.m": m, "server.round": state.w}
+
     def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Tensors]:
-        m, began = before.server["server.m"], before.server["server.round"]
-        if before.cycle == 0:
-            m, began = (before.w - began).div_(before.cycles), before.w
-        w = scaled(before, combined, lr).add(m, alpha=self.options.betas[0])
-        return w, {"server.m": m, "server.round": began}
+        return scaled(before, combined, lr).add(before.server["server.m"], alpha=self.options.betas[0]), {}
 
 
 class Amplified(ServerOptimizer):
     def initial_server_state(self, start: State) -> Tensors:
         return {"server.round": start.w}
 
+    def start_round(self, state: State) -> Tensors:
+        return {"server.round": state.w}
+
     def optimize(self, before: State, combined: State, lr: float) -> tuple[Tensor, Tensors]:
         if before.cycle < before.cycles - 1:
             return combined.w, {}
-        w = combined.w.add(combined.w - before.server["server.round"], alpha=lr - 1)
-        return w, {"server.round": w}
+        return combined.w.add(combined.w - before.server["server.round"], alpha=lr - 1), {}
 
 
 def build(options: Server) -> ServerOptimizer | None:

@@ -109,14 +109,13 @@ class Clock:
         return whole
 
     def drop_out_times(self, cycle: Cycle, starts: Ints, ends: Ints) -> Ints:
-        """When a device drops out, somewhere in its work; FOREVER when it does not."""
+        """When a device drops out, somewhere in its work, also in work that takes no time; FOREVER when it does not."""
         if self.options.dropout == 0:
             return np.full(len(starts), FOREVER)
         rng = stream(self.seed, "drop_out", cycle.round, cycle.cycle)
         out, where = rng.random((2, len(starts)))
-        return np.where(
-            out < self.options.dropout, starts + np.floor((ends - starts) * where).astype(np.int64), FOREVER
-        )
+        within = np.minimum(starts + np.floor((ends - starts) * where).astype(np.int64), ends - 1)
+        return np.where(out < self.options.dropout, within, FOREVER)
 
 
 def busy(starts: Ints, ends: Ints) -> int:

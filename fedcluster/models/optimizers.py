@@ -12,12 +12,12 @@ from torch import Tensor
 from fedcluster.experiment import Local
 from fedcluster.state import Tensors
 
-RATE = "learning_rate"  # the name of the rate in a broadcast
+FACTOR = "rate_factor"  # the name in a broadcast of what multiplies `local.lr`
 
 
 def learning_rate(options: Local, received: Tensors) -> float:
-    """The learning rate of a cycle's local steps: the server sends it where it is not `local.lr` throughout the run."""
-    return float(received[RATE]) if RATE in received else options.lr
+    """The learning rate of a cycle's local steps: the server sends its factor where that may be another than 1."""
+    return options.lr * float(received[FACTOR]) if FACTOR in received else options.lr
 
 
 def clip_norm_(g: Tensor, max_norm: float) -> None:

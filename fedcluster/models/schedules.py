@@ -24,12 +24,12 @@ from pydantic import Field
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Experiment, LearningRateSchedule, Local, Section, Server
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.models.optimizers import RATE
+from fedcluster.models.optimizers import FACTOR
 from fedcluster.state import Tensors
 
 Factor = Annotated[float, Field(gt=0, le=1)]
 LARGEST = 1e30  # what a rate may be
-SMALLEST = torch.finfo(torch.float32).tiny  # what a local rate may be besides 0, to which smaller ones are rounded
+SMALLEST = torch.finfo(torch.float32).tiny  # what a local rate may be besides 0, which smaller ones become
 
 
 class Constant:
@@ -126,19 +126,21 @@ class Rates:
         }
 
     def local(self, cycle: Cycle) -> Tensors:
-        """The rate of the cycle's local steps, as it is sent; nothing where it is `local.lr` throughout the run."""
+        """What multiplies `local.lr` in the cycle's local steps, as it is sent; nothing where it is 1 throughout the
+        run."""
         if not rate_varies(self.experiment):
             return {}
-        rate = self.experiment.local.lr * self.factors["local"](cycle.round, cycle.cycle) * cycle.scale
-        rate = self.check("local", rate, cycle.round)
-        return {RATE: torch.tensor([rate if rate >= SMALLEST else 0.0], dtype=torch.float32)}
+        factor = self.factors["local"](cycle.round, cycle.cycle) * cycle.scale
+        rate = self.check("local", self.experiment.local.lr, factor, cycle.round)
+        return {FACTOR: torch.tensor([factor if min(rate, factor) >= SMALLEST else 0.0], dtype=torch.float32)}
 
     def server(self, round: int, cycle: int) -> float:
-        factor = self.factors["server"](round, cycle)
-        return self.check("server", self.experiment.server.lr * factor, round)
+        return self.check("server", self.experiment.server.lr, self.factors["server"](round, cycle), round)
 
-    def check(self, section: str, rate: float, round: int) -> float:
-        if not 0 <= rate <= LARGEST:
+    def check(self, section: str, lr: float, factor: float, round: int) -> float:
+        """The rate of the cycle."""
+        rate = lr * factor
+        if not (0 <= rate <= LARGEST and factor <= LARGEST):
             raise BadExperiment(
                 f"{section}.schedule gives the rate {rate:g} in round {round + 1}: it must be from 0 to {LARGEST:g}"
             )

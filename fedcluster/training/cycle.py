@@ -63,7 +63,8 @@ class CycleResult:
 def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> CycleResult:
     """W_{jM+K} -> W_{jM+K+1}. The model stays as it is if the cycle fails or its result is not finite."""
     outcome = setup.clock.outcome(cycle, state.time) if setup.clock else all_report(cycle, state.time)
-    before, cycle, phases = state, outcome.reported, setup.algorithm.phases
+    phases, state = setup.algorithm.phases, start_round(setup, state) if state.cycle == 0 else state
+    before, cycle = state, outcome.reported
     rows = ledger.rows(outcome.started.cohort) if setup.min_updates else []
     depth, kept = setup.schedule.options.overlap, Tensors()
     device_states = {k: state.devices[k] for k in cycle.cohort.tolist() if k in state.devices}
@@ -112,6 +113,14 @@ def run_cycle(setup: Setup, ledger: Ledger, state: State, cycle: Cycle) -> Cycle
     state = replace(state, server=state.server | kept, cycle=cycle.cycle + 1, time=outcome.time)
     malicious = [k for k in outcome.reported.cohort.tolist() if setup.attacker and k in setup.attacker.devices]
     return CycleResult(state, outcome, furthest, undone, failure, clipped, malicious)
+
+
+def start_round(setup: Setup, state: State) -> State:
+    """The state with what changes as a round begins, whether or not its cycles fail."""
+    changed = setup.optimizer.start_round(state) if setup.optimizer else Tensors()
+    for phase in setup.algorithm.phases:
+        changed |= phase.start_round(state)
+    return replace(state, server=state.server | changed)
 
 
 def begin_early(setup: Setup, executor: BeginsEarly, state: State) -> None:

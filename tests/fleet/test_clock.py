@@ -107,6 +107,8 @@ def test_drop_outs_are_drawn_at_the_rate_asked_for() -> None:
     assert len({tuple(turn.reported.cohort) for turn in turns}) == 3
     again = timed.outcome(cycle(2000, wanted=2000, j=1), Time())
     assert again.reported.cohort.tolist() == turns[1].reported.cohort.tolist()
+    at_once = clock(DeviceTable(), 2000, dropout=0.3).outcome(cycle(2000, wanted=2000), Time())
+    assert (at_once.time.dropped, at_once.time.now) == (turns[0].time.dropped, 0)  # work that takes no time is work
 
 
 @settings(max_examples=150, deadline=None)

@@ -32,7 +32,7 @@ def rates(cycle: int = 0, server: bool = False, **schedule: Any) -> list[float]:
     if server:
         return [found.server(j, cycle) for j in range(T)]
     cycles = [Cycle(j, cycle, 0, nobody, nobody, nobody) for j in range(T)]
-    return [float(found.local(one)["learning_rate"]) for one in cycles]
+    return [LR * float(found.local(one)["rate_factor"]) for one in cycles]
 
 
 @pytest.mark.parametrize("server", [False, True])
@@ -104,8 +104,8 @@ def test_a_rate_that_falls_to_0_stops_the_model(algorithm: str) -> None:
 
 
 def test_a_constant_schedule_is_none_at_all(tmp_path: Path) -> None:
-    """The rate is sent as float32, so a rate that is one gives the same bits."""
-    plain = SMALL.override(**{"local.lr": 0.125})
+    """The factor is sent, so that a rate that float32 does not have is what it was, to the bit."""
+    plain = SMALL.override(**{"local.lr": 0.1})
     with_schedule = plain.override(**{"local.schedule.name": "constant", "server.schedule.name": "constant"})
     models = [fedcluster.run(one, display=Display()).model.state_dict() for one in (plain, with_schedule)]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
@@ -194,3 +194,13 @@ def test_the_fixed_point_of_two_quadratics(weighting: str, optimum: float, tmp_p
         exact = (1 - a_1) / (1 - a_0 * a_1)
         assert fixed_point(tmp_path, weighting, lr) == pytest.approx(exact, abs=1e-4)
         assert exact == pytest.approx(optimum, abs=within)
+
+
+def test_with_equal_clusters_weighting_changes_no_bit(tmp_path: Path) -> None:
+    """Seven equal clusters: in floating point the sum of their weights is not 1."""
+    plain = SMALL.override(fleet={"devices": 14, "samples": 20}, **{"clusters.count": 7})
+    models = [
+        fedcluster.run(plain.override(**{"clusters.weighting": one}), display=Display()).model.state_dict()
+        for one in ("cluster", "sample")
+    ]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])

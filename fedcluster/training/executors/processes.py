@@ -34,7 +34,7 @@ from fedcluster.data.dataset import Dataset
 from fedcluster.errors import FedClusterError, NotAlike
 from fedcluster.experiment import Experiment
 from fedcluster.fleet.schedule import Cycle
-from fedcluster.models.optimizers import RATE
+from fedcluster.models.optimizers import FACTOR
 from fedcluster.models.schedules import rate_varies
 from fedcluster.privacy.on_device import CLIP, adapts
 from fedcluster.processes import GUARD, UNGUARDED, defer_interrupts
@@ -88,7 +88,7 @@ class Workers:
         self.context = mp.get_context("spawn")
         self.slots = (AHEAD + 1) * count
         self.buffers: list[PhaseBuffers] = []
-        received: Tensors = {RATE: torch.zeros(1)} if rate_varies(experiment) else {}
+        received: Tensors = {FACTOR: torch.zeros(1)} if rate_varies(experiment) else {}
         received |= {CLIP: torch.zeros(1)} if adapts(experiment) else {}
         for phase in here.phases:
             received |= phase.broadcast(start)
