@@ -3,11 +3,11 @@
     .venv/bin/python studies/privacy.py [--minutes 60]
 
 MNIST, each of its 60,000 samples on one device, in shards of sorted labels (about two classes a device): 1,000 devices
-of 60 samples and 10,000 of 6. A logistic model; a tenth of the devices take part in a round; delta is 1 / (10 n). Every
-method has its own best local.lr and privacy.clip by the mean accuracy of the last rounds on a seed that is not used for
-results: of twelve pairs with 1,000 devices, where those of epsilon 2 are used for 1 and 2, those of 8 for 4 and 8; of
-four pairs at epsilon 8 with 10,000. All runs are of one process, which stops when its minutes are over. Run again, it
-continues with results.csv in docs/privacy-study, where it writes README.md and accuracy.png.
+of 60 samples and 10,000 of 6. A logistic model; a tenth of the devices take part in a round; delta is 1 / (10 n).
+Every method has its own best local.lr and privacy.clip by the mean accuracy of the last rounds on a seed that is not
+used for results, on ladders that go on until the value on either side is worse. Those of epsilon 2 are used for 1 and
+2, those of 8 for 4 and 8. All runs are of one process, which stops when its minutes are over. Run again, it continues
+with results.csv in docs/privacy-study, where it writes the table in README.md and accuracy.png.
 """
 
 import argparse
@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
+
+from beyond import best_point, next_points
 
 import fedcluster
 from fedcluster.data import sources
@@ -34,34 +36,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "FedCluster": {"clusters.count": 10},
     "FedCluster, banded": {"clusters.count": 10, "privacy.mechanism": "banded"},
 }
-TUNED_AT = {1_000: {1.0: 2.0, 2.0: 2.0, 4.0: 8.0, 8.0: 8.0}, 10_000: dict.fromkeys(EPSILONS, 8.0)}
-RATES = {1_000: (0.003, 0.03, 0.1, 0.3), 10_000: (0.03, 0.1)}
-CLIPS: dict[int, dict[str, tuple[float, ...]]] = {  # a movement of M cycles may be M times as long in a round
-    1_000: {"FedAvg": (0.3, 1.0, 3.0), "FedCluster": (0.03, 0.1, 0.3), "FedCluster, banded": (0.03, 0.1, 0.3)},
-    10_000: {"FedAvg": (0.3, 1.0), "FedCluster": (0.1, 0.3), "FedCluster, banded": (0.1, 0.3)},
-}
-ORDER = {1_000: (8.0, 2.0, 4.0, 1.0, 0.0), 10_000: (8.0, 1.0, 2.0, 4.0)}  # of epsilons, the most telling first
+TUNED_AT = {1.0: 2.0, 2.0: 2.0, 4.0: 8.0, 8.0: 8.0, 0.0: 0.0}
+FIRST_RATE, CLIPS = 0.1, (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+ORDER = (8.0, 1.0, 2.0, 4.0, 0.0)  # of epsilons, the most telling first
 LOCAL: dict[int, dict[str, Any]] = {1_000: {"steps": 10, "batch": 20}, 10_000: {"steps": 5, "batch": 6}}
 COLOURS = {"FedAvg": "#D55E00", "FedCluster": "#56B4E9", "FedCluster, banded": "#0072B2"}
-
-
-TEXT = """# Accuracy against epsilon
-
-![Test accuracy of FedAvg, FedCluster and FedCluster with banded noise, against epsilon](accuracy.png)
-
-Test accuracy of a logistic model on MNIST after 20 rounds in which a tenth of the devices take part: mean of the last
-three rounds, and its standard deviation over three seeds. Every sample is on one device, which has about two classes.
-FedCluster has ten random clusters and `order = "cyclic"`. delta is a tenth of one over the number of devices.
-Learning rate and clip are each method's own best of a grid, on another seed. The grids are small
-([studies/privacy.py](../../studies/privacy.py)), and several of the best are at their edges. [results.csv](results.csv)
-has all runs.
-This is one small model on one data set. Cells that are missing have not been measured yet.
-
-Independent noise makes cycling expensive: at every epsilon FedCluster is behind FedAvg, most at the smallest, though
-without privacy it is ahead. Banded noise gives nearly all of that back: it is within two points of FedAvg
-everywhere. Under differential privacy these runs give no reason to cycle for accuracy alone.
-
-"""
 
 
 class Run(NamedTuple):
@@ -101,24 +80,44 @@ def accuracy(run: Run, data: fedcluster.Dataset) -> float:
     return fmean(line["test_accuracy"] for line in history[-LAST:])
 
 
-def tuning(devices: int, method: str, epsilon: float) -> list[Run]:
-    clips = CLIPS[devices][method] if epsilon else (0.0,)
-    epsilon = TUNED_AT[devices].get(epsilon, 0.0)
-    return [Run(devices, method, epsilon, lr, clip, TUNING_SEED) for lr in RATES[devices] for clip in clips]
+def rate(step: int) -> float:
+    """The rates 0.1, 0.3, 1, 3, ... for 0, 1, 2, 3, ... and 0.03, 0.01, ... below."""
+    return float(f"{FIRST_RATE * 10.0 ** (step // 2) * (3 if step % 2 else 1):.3g}")
+
+
+def tuning(devices: int, method: str, epsilon: float, done: Results) -> tuple[Run, list[Run]]:
+    """The best run on the tuning seed so far, and the runs that the search needs next; none at its end."""
+    at, first = TUNED_AT[epsilon], 4 if method == "FedAvg" else 3
+    clips = CLIPS if at else (0.0,)
+    tried: dict[tuple[int, int], float] = {}
+    while points := next_points(tried, first if at else 0, len(clips)):
+        runs = {point: Run(devices, method, at, rate(point[0]), clips[point[1]], TUNING_SEED) for point in points}
+        if missing := [run for run in runs.values() if run not in done]:
+            return missing[0], missing
+        tried |= {point: -done[run] for point, run in runs.items()}
+    step, clip = best_point(tried)
+    return Run(devices, method, at, rate(step), clips[clip], TUNING_SEED), []
+
+
+def cells() -> Iterator[tuple[int, float, str]]:
+    """Devices, epsilon and method of all cells, in the order of how much they tell."""
+    for devices in FLEETS:
+        for epsilon in ORDER:
+            yield from ((devices, epsilon, name) for name in METHODS if epsilon or name != "FedCluster, banded")
+
+
+def final(devices: int, epsilon: float, method: str, done: Results) -> list[Run]:
+    """The runs of a cell on all seeds, at its best rate and clip; none while these are searched."""
+    best, missing = tuning(devices, method, epsilon, done)
+    return [] if missing else [best._replace(epsilon=epsilon, seed=seed) for seed in SEEDS]
 
 
 def wanted(done: Results) -> Iterator[Run]:
-    """The runs that are left, in the order of how much they tell."""
-    for devices in FLEETS:
-        for epsilon in ORDER[devices]:
-            for method in METHODS:
-                if not (epsilon or method != "FedCluster, banded"):
-                    continue
-                grid = tuning(devices, method, epsilon)
-                yield from (run for run in grid if run not in done)
-                best = max(grid, key=lambda run: done[run])
-                final = [best._replace(epsilon=epsilon, seed=seed) for seed in SEEDS]
-                yield from (run for run in final if run not in done)
+    """The runs that are left."""
+    for devices, epsilon, method in cells():
+        while missing := tuning(devices, method, epsilon, done)[1]:
+            yield from missing
+        yield from (run for run in final(devices, epsilon, method, done) if run not in done)
 
 
 def read(path: Path) -> Results:
@@ -141,32 +140,23 @@ def read(path: Path) -> Results:
 
 def found(done: Results) -> dict[tuple[int, float, str], list[float]]:
     """The accuracies of all seeds at the best rate and clip, where all are there."""
-    cells: dict[tuple[int, float, str], list[float]] = {}
-    for devices in FLEETS:
-        for epsilon in ORDER[devices]:
-            for method in METHODS:
-                grid = tuning(devices, method, epsilon)
-                if all(run in done for run in grid):
-                    best = max(grid, key=lambda run: done[run])
-                    scores = [done.get(best._replace(epsilon=epsilon, seed=seed)) for seed in SEEDS]
-                    known = [score for score in scores if score is not None]
-                    if len(known) == len(SEEDS):
-                        cells[devices, epsilon, method] = known
-    return cells
+    runs = {cell: final(*cell, done) for cell in cells()}
+    return {cell: [done[one] for one in of] for cell, of in runs.items() if of and all(one in done for one in of)}
 
 
 def write(done: Results) -> None:
-    cells = found(done)
+    scores_of = found(done)
     lines = ["| devices | epsilon | " + " | ".join(METHODS) + " |", "| --- | --- |" + " --- |" * len(METHODS)]
     for devices in FLEETS:
         for epsilon in (*EPSILONS, 0.0):
-            scores = [cells.get((devices, epsilon, method)) for method in METHODS]
+            scores = [scores_of.get((devices, epsilon, method)) for method in METHODS]
             if not any(scores):
                 continue
             texts = [f"{fmean(one):.1%} ± {stdev(one):.1%}" if one else "-" for one in scores]
             lines.append(f"| {devices:,} | {f'{epsilon:g}' if epsilon else 'no privacy'} | {' | '.join(texts)} |")
-    (OUT / "README.md").write_text(TEXT + "\n".join(lines) + "\n")
-    draw(cells)
+    path = OUT / "README.md"
+    path.write_text(path.read_text().partition("| devices |")[0] + "\n".join(lines) + "\n")
+    draw(scores_of)
 
 
 def draw(cells: dict[tuple[int, float, str], list[float]]) -> None:
