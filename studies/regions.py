@@ -37,16 +37,14 @@ ROOT = Path(__file__).parent.parent
 DAYS, SEEDS, TUNING_SEED, FIRST_RATE = 5, range(3), 1_000_003, 0.3
 CELLS = {"labels 1": ("labels", 1.0), "features 1": ("features", 1.0)}
 ONE = {"clusters.method": "random", "clusters.count": 1}
+SLIDING = {"server.optimizer": "round_momentum", "server.memory": "sliding"}
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg, waits": ONE,
     "FedAvg, deadline 1 h": ONE | {"clock.deadline": 3600.0},
     "FedCluster by time zone, waits": {},
-    "FedCluster by time zone, waits, round momentum": {"server.optimizer": "round_momentum"},
+    "FedCluster by time zone, waits, round momentum": SLIDING,
     "FedCluster by time zone, deadline 2.4 h": {"clock.deadline": 2.4 * 3600},
-    "FedCluster, deadline 2.4 h, round momentum": {
-        "clock.deadline": 2.4 * 3600,
-        "server.optimizer": "round_momentum",
-    },
+    "FedCluster, deadline 2.4 h, round momentum": {"clock.deadline": 2.4 * 3600} | SLIDING,
 }
 COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#5A5A5A")
 COLUMNS = ("cell", "method", "seed", "days", "lr", "hours", "updates", "utc_offset", "devices", "accuracy")

@@ -15,11 +15,14 @@ The average movement of a cycle, D = W_combined - W_t, is used as a negative gra
 As in the paper, adagrad's default is b1 = 0. Movements from cluster to cluster differ mostly by what the
 clusters differ in; what they add up to over a round is progress. Two optimizers therefore look back over a round:
 
-    round_momentum       W <- W + lr D + b1 m    m = (W_t - W_{t - M}) / M, the mean movement of the last M cycles
-        memory = "held"                          m = the mean movement of the last round's cycles, for a whole round
-    amplified            W <- A + lr (W - A)     after the last cycle of a round; A is W as the round began
+    round_momentum       W <- W + lr D + b1 m
+        memory = "held"       m = (A - A') / M, the mean movement of the last round's cycles, for a whole round
+        memory = "sliding"    m = (W_t - W_{t - M}) / M, the mean movement of the last M cycles
+    amplified            W <- A + lr (W - A)     after the last cycle of a round
 
-Before cycle M, W_{t - M} is W_0. A cycle that fails leaves the model as it is, and counts as one of the last M. Running
+A and A' are W as this round and the one before it began; both are W_0 in the first round, as is W_{t - M} before cycle
+M. Where clusters are shuffled, the last M cycles have some clusters twice and others not at all, and a round has each
+once: "held" is the default. A cycle that fails leaves the model as it is, and counts as one of the last M. Running
 statistics of a model are averaged, not optimized.
 """
 

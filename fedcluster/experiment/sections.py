@@ -256,7 +256,7 @@ SERVER_DEFAULTS: dict[str, dict[str, Any]] = {
     "adagrad": {"lr": 0.03, "betas": (0.0, 0.99)},
     "adam": {"lr": 0.03},
     "yogi": {"lr": 0.03},
-    "round_momentum": {"betas": (0.5, 0.99), "memory": "sliding"},
+    "round_momentum": {"betas": (0.5, 0.99), "memory": "held"},
     "amplified": {"lr": 1.5},
 }
 

@@ -16,13 +16,14 @@ A schedule of your own is a function (round, cycle) -> factor.
 
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 
 from fedcluster.errors import BadExperiment
-from fedcluster.experiment import Experiment, LearningRateSchedule, Local, Section, Server
+from fedcluster.experiment import Experiment, LearningRateSchedule, Local, Section
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.models.optimizers import FACTOR
 from fedcluster.state import Tensors
@@ -122,7 +123,7 @@ class Rates:
         local, server = experiment.local, experiment.server
         self.factors = {
             "local": find(local.schedule, experiment.rounds, cycles, local),
-            "server": find(server.schedule, experiment.rounds, cycles, server),
+            "server": find(server.schedule, experiment.rounds, cycles, None),
         }
 
     def local(self, cycle: Cycle) -> Tensors:
@@ -153,20 +154,41 @@ def rate_varies(experiment: Experiment) -> bool:
 
 
 def find(
-    schedule: LearningRateSchedule | None, rounds: int, cycles: int, section: Local | Server
+    schedule: LearningRateSchedule | None, rounds: int, cycles: int, local: Local | None
 ) -> Callable[[int, int], float]:
+    """The factor in a round and cycle. `local` is the section of the schedule, None for the server's."""
     if schedule is None:
         return lambda round, cycle: 1.0
     found: Any = schedule.find()
     if not (isinstance(found, type) and issubclass(found, Constant)):
-        return lambda round, cycle: float(found(round, cycle))
+        return lambda round, cycle: own_factor(found, round, cycle)
     base = 1.0
     if found is Theorem:
-        if not isinstance(section, Local) or section.steps is None:
-            raise BadExperiment('schedule.name = "theorem" needs local.steps: E is in the rate (TME)^(-1/2)')
-        base = 1 / (section.lr * math.sqrt(rounds * cycles * sum(section.step_range) / 2))
+        if local is None:
+            raise BadExperiment('server.schedule.name = "theorem" is a rate of local steps: use it in [local.schedule]')
+        if local.steps is None:
+            raise BadExperiment('local.schedule.name = "theorem" needs local.steps: E is in the rate (TME)^(-1/2)')
+        base = 1 / (local.lr * math.sqrt(rounds * cycles * sum(local.step_range) / 2))
     rates: Constant = found(schedule.options, rounds, base)
     return rates
+
+
+def own_factor(schedule: Callable[[int, int], Any], round: int, cycle: int) -> float:
+    """What a schedule of one's own gives, which may do anything."""
+    name = getattr(schedule, "__name__", type(schedule).__name__)
+    try:
+        factor = schedule(round, cycle)
+    except Exception as error:
+        raise BadExperiment(
+            f"schedule.name: {name}({round}, {cycle}) fails ({type(error).__name__}: {error}): it must be a function "
+            "(round, cycle) -> factor, both counted from 0"
+        ) from error
+    if not isinstance(factor, Real):
+        raise BadExperiment(
+            f"schedule.name: {name}({round}, {cycle}) must give a number, the factor of the learning rate, but gave "
+            f"{factor!r:.40}"
+        )
+    return float(factor)
 
 
 def depends_on_rounds(experiment: Experiment) -> list[str]:

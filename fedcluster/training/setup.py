@@ -182,10 +182,12 @@ def assemble(
     if experiment.method == "centralized":  # one "device" holds all data
         experiment = experiment.override(aggregation=Aggregation(), pluralistic=None)
     by_cluster = experiment.pluralistic is not None
-    if by_cluster and clusterings.find(experiment.clusters).every_round:
+    balanced = experiment.clusters.order == "balanced" and experiment.method != "centralized"
+    if (by_cluster or balanced) and clusterings.find(experiment.clusters).every_round:
+        what = "[pluralistic]" if by_cluster else 'clusters.order = "balanced"'
         raise BadExperiment(
-            f'clusters.method = "{experiment.clusters.method}" draws clusters anew in every round, and [pluralistic] '
-            "needs clusters that keep their devices: use another method, or remove [pluralistic]"
+            f'clusters.method = "{experiment.clusters.method}" draws clusters anew in every round, and {what} needs '
+            f"clusters that keep their devices: use another method, or remove {what}"
         )
     overlap.check(schedule, algorithm)
     optimizer = None if experiment.method == "centralized" else algorithms.optimizer(experiment.server)

@@ -25,7 +25,7 @@ from fedcluster.state import Aggregate, State, Time
 from fedcluster.training.loop import train as train_all
 from fedcluster.training.setup import prepare
 from tests.algorithms.test_algorithms import softmax
-from tests.algorithms.test_round_momentum import DATA, LR, STEPS, experiment, lines, run
+from tests.algorithms.test_round_momentum import DATA, LR, SLIDING, STEPS, experiment, lines, run
 from tests.fleet.test_fleet import dataset
 from tests.reference_algorithms import softmax_regression
 from tests.reference_overlap import train, version
@@ -196,7 +196,7 @@ def test_cohorts_begin_as_soon_as_their_model_is_there(order: str, tmp_path: Pat
 KEEPING: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "scaffold": {"algorithm": {"name": "scaffold"}},
-    "ghbm and round momentum": {"algorithm": {"name": "ghbm"}, "server": {"optimizer": "round_momentum"}},
+    "ghbm and round momentum": {"algorithm": {"name": "ghbm"}, "server": SLIDING},
     "local_ghbm": {"algorithm": {"name": "local_ghbm"}},
     "clock": {"clock": {"dropout": 0.3}, "algorithm": {"name": "scaffold"}},
 }

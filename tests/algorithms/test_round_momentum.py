@@ -80,15 +80,16 @@ def read_again(method: str, who: Cohorts, **keys: Any) -> list[NDArray[np.float6
     return train(method, who, start(), gradient, batches, {k: len(ROWS[k]) for k in ROWS}, LR, **keys)
 
 
+SLIDING = {"optimizer": "round_momentum", "memory": "sliding"}
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "sliding": ({"server": {"optimizer": "round_momentum"}}, {}),
-    "sliding, beta 0.8": ({"server": {"optimizer": "round_momentum", "betas": [0.8, 0.9]}}, {"beta": 0.8}),
-    "held": ({"server": {"optimizer": "round_momentum", "memory": "held"}}, {}),
+    "sliding": ({"server": SLIDING}, {}),
+    "sliding, beta 0.8": ({"server": SLIDING | {"betas": [0.8, 0.9]}}, {"beta": 0.8}),
+    "held": ({"server": {"optimizer": "round_momentum"}}, {}),
     "amplified": ({"server": {"optimizer": "amplified", "lr": 1.3}}, {"beta": 1.3}),
     "ghbm": ({"algorithm": {"name": "ghbm", "beta": 0.5}}, {}),
     "ghbm, tau 5": ({"algorithm": {"name": "ghbm", "beta": 0.5, "tau": 5}}, {"tau": 5}),
     "ghbm and sliding, tau 5": (  # two rings
-        {"algorithm": {"name": "ghbm", "beta": 0.5, "tau": 5}, "server": {"optimizer": "round_momentum"}},
+        {"algorithm": {"name": "ghbm", "beta": 0.5, "tau": 5}, "server": SLIDING},
         {"tau": 5},
     ),
     "local_ghbm": ({"algorithm": {"name": "local_ghbm", "beta": 0.5}}, {}),
@@ -131,8 +132,8 @@ def test_ghbm_with_tau_1_is_fedcm(tmp_path: Path) -> None:
 
 
 NOTHING: dict[str, dict[str, Any]] = {
-    "round momentum with beta = 0": {"server": {"optimizer": "round_momentum", "betas": [0.0, 0.9]}},
-    "held, beta = 0": {"server": {"optimizer": "round_momentum", "betas": [0.0, 0.9], "memory": "held"}},
+    "sliding, beta = 0": {"server": SLIDING | {"betas": [0.0, 0.9]}},
+    "held, beta = 0": {"server": {"optimizer": "round_momentum", "betas": [0.0, 0.9]}},
     "amplified by 1": {"server": {"optimizer": "amplified", "lr": 1.0}},
     "ghbm with beta = 0": {"algorithm": {"name": "ghbm", "beta": 0.0}},
     "local_ghbm with beta = 0": {"algorithm": {"name": "local_ghbm", "beta": 0.0}},
@@ -148,7 +149,7 @@ def test_without_momentum_it_is_fedcluster_to_the_bit(name: str, tmp_path: Path)
 
 
 def test_the_ring_holds_a_round_of_models_and_no_more(tmp_path: Path) -> None:
-    run(experiment(tmp_path, server={"optimizer": "round_momentum"}), tmp_path / "run")
+    run(experiment(tmp_path, server=SLIDING), tmp_path / "run")
     (newest, *_) = sorted((tmp_path / "run" / "checkpoint").glob("*.safetensors"), reverse=True)
     kept = {name: tensor for name, tensor in load_file(newest).items() if name.startswith("server/")}
     assert sorted(kept) == ["server/past.3.0", "server/past.3.1", "server/past.3.2"]
@@ -235,8 +236,8 @@ def test_balanced_order_agrees_with_a_reading_that_tries_both_signs(M: int, tmp_
 
 
 KEEPING: dict[str, dict[str, Any]] = {
-    "round_momentum": {"server": {"optimizer": "round_momentum"}},
-    "held": {"server": {"optimizer": "round_momentum", "memory": "held"}},
+    "sliding": {"server": SLIDING},
+    "held": {"server": {"optimizer": "round_momentum"}},
     "amplified": {"server": {"optimizer": "amplified"}},
     "ghbm": {"algorithm": {"name": "ghbm"}},
     "local_ghbm": {"algorithm": {"name": "local_ghbm"}},

@@ -55,9 +55,10 @@ def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         yield federation
 
 
+SLIDING = {"optimizer": "round_momentum", "memory": "sliding"}
 CASES: dict[str, dict[str, Any]] = {
-    "fedprox": {"local.optimizer": "adam", "local.lr": 0.002, "server": {"optimizer": "round_momentum"}},
-    "scaffold": {"server": {"optimizer": "round_momentum", "memory": "held"}},
+    "fedprox": {"local.optimizer": "adam", "local.lr": 0.002, "server": SLIDING},
+    "scaffold": {"server": {"optimizer": "round_momentum"}},
     "vrl_sgd": {"local.steps": [3, 6], "server": {"optimizer": "amplified"}},  # two phases
     "mime": {"local.optimizer": "momentum", "clusters.weighting": "sample"},  # the second does not send the model again
     "fedhbm": {

@@ -46,10 +46,10 @@ def launch(folder: Path, words: list[str]) -> "subprocess.CompletedProcess[str]"
 @pytest.mark.parametrize(
     ("algorithm", "steps", "cycling", "server"),
     [
-        ("ghbm", 10, {"order": "balanced"}, {"optimizer": "round_momentum"}),
-        ("scaffold", 10, {"order": "balanced"}, {"optimizer": "round_momentum", "memory": "held"}),
+        ("ghbm", 10, {"order": "balanced"}, {"optimizer": "round_momentum", "memory": "sliding"}),
+        ("scaffold", 10, {"order": "balanced"}, {"optimizer": "round_momentum"}),
         ("vrl_sgd", [3, 6], {"order": "balanced"}, {"optimizer": "amplified"}),
-        ("fedhbm", 10, {"overlap": 2}, {"optimizer": "round_momentum"}),
+        ("fedhbm", 10, {"overlap": 2, "weighting": "sample"}, {"optimizer": "round_momentum", "memory": "sliding"}),
         ("tests.rank_faults:Astray", 10, {"order": "balanced"}, {}),
     ],
 )
@@ -67,8 +67,10 @@ def test_two_ranks_find_what_one_finds(
     if algorithm == "scaffold":
         sections |= {"aggregation": {"name": "norm_clip", "times": 0.9, "bucketing": 2}, "accept": {"cycle_bound": 1.0}}
         sections |= {"attack": {"name": "little_is_enough", "share": 0.3}}
-    if "overlap" in cycling:
+    if "overlap" in cycling:  # and unequal clusters, and another rate in every cycle
         sections["clock"] = {"dropout": 0.2}
+        sections["fleet"] |= {"devices": 31}
+        local |= {"schedule": {"name": "cosine", "cycle_decay": 0.8}}
     experiment = fedcluster.Experiment(**KEYS | sections | {"rounds": 4, "local": local})
     fedcluster.run(experiment, tmp_path / "alone", display=Display())
     done = torchrun(experiment, tmp_path / "together")

@@ -133,6 +133,30 @@ def test_mistakes_are_named(schedule: dict[str, Any], said: str) -> None:
         Experiment(local={"schedule": schedule})
 
 
+def fails(round: int, cycle: int) -> float:
+    return 1 / cycle
+
+
+def nothing(round: int, cycle: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"local.schedule.name": fails}, r"fails\(0, 0\) fails \(ZeroDivisionError: division by zero\)"),
+        ({"server.schedule.name": nothing}, r"nothing\(0, 0\) must give a number, .* but gave None"),
+        ({"local.schedule.name": lambda round: 1.0}, r"\(round, cycle\) -> factor"),
+        ({"local.schedule.name": lambda round, cycle: math.nan}, "gives the rate nan in round 1"),
+        ({"server.schedule.name": "theorem"}, r"use it in \[local.schedule\]"),
+        ({"local.schedule.name": "theorem", "local.epochs": 1}, "needs local.steps"),
+        ({"clusters.order": "balanced", "clusters.method": "redrawn"}, "draws clusters anew in every round"),
+    ],
+)
+def test_what_a_run_finds_wrong_is_named(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadExperiment, match=said):
+        fedcluster.run(SMALL.override(**keys), display=Display())
+
+
 # Unequal clusters
 
 
