@@ -20,6 +20,7 @@ from fedcluster.fleet.clustering import registry as clusterings
 from fedcluster.fleet.clustering.clusters import Clusters
 from fedcluster.fleet.clustering.clusters import build as cluster_fleet
 from fedcluster.fleet.schedule import Schedule
+from fedcluster.inputs import total_memory
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.schedules import Rates
 from fedcluster.models.tasks import Task, metrics_of
@@ -200,6 +201,7 @@ def assemble(
         start = replace(start, server=start.server | mechanism.initial_server_state(start))
     if experiment.accept.cycle_bound is not None:
         start = replace(start, norms=start.norms | {CYCLE: ()})
+    check_memory(start)
     return Setup(
         experiment=experiment,
         dataset=dataset,
@@ -223,6 +225,17 @@ def assemble(
         devices=len(schedule.fleet),
         privacy=mechanism,
     )
+
+
+def check_memory(start: State) -> None:
+    """Models of the past, of clusters and of cycles under way are one tensor at first, and many later: refuse now what
+    will not fit."""
+    size = sum(tensor.numel() * tensor.element_size() for tensor in start.server.values())
+    if size > total_memory() / 2:
+        raise BadExperiment(
+            f"the server would keep {size / 2**30:,.1f} GiB in {len(start.server):,} tensors, more than half of the "
+            'memory: use fewer clusters, a smaller model, server.memory = "held" or a smaller algorithm.tau'
+        )
 
 
 def unequal_clusters(setup: Setup) -> str | None:

@@ -20,6 +20,7 @@ from fedcluster.errors import BadExperiment
 from fedcluster.rng import stream
 from fedcluster.runs.progress import Display
 from fedcluster.state import State
+from fedcluster.training.setup import prepare
 from tests.algorithms.test_algorithms import softmax
 from tests.conftest import blobs
 from tests.reference_algorithms import softmax_regression
@@ -156,6 +157,13 @@ def test_the_ring_holds_a_round_of_models_and_no_more(tmp_path: Path) -> None:
     models = read_again("sliding", cohorts(tmp_path / "run"))
     for place, tensor in enumerate(kept.values()):
         np.testing.assert_allclose(tensor, models[5 * 3 + place], rtol=2e-5, atol=2e-6)
+
+
+def test_more_models_than_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedcluster.training.setup.total_memory", lambda: 2 * 3 * 18 * 4 - 1)  # 18 weights
+    prepare(experiment(tmp_path, server=SLIDING | {"memory": "held"}))
+    with pytest.raises(BadExperiment, match=r"the server would keep .* in 3 tensors"):
+        prepare(experiment(tmp_path, server=SLIDING))
 
 
 @pytest.mark.parametrize("method", ["sliding", "held", "amplified", "ghbm"])
