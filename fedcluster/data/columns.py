@@ -101,9 +101,8 @@ def check_shared(table: Table, data: Data, target: str | None) -> None:
     characters as tokens."""
     check_names(table, data)
     roles = roles_of(table, data, target)
-    levels = data.categories if isinstance(data.categories, dict) else {}
     for name, kind in zip(roles.features, roles.kinds, strict=True):
-        if kind == "category" and name not in levels:
+        if kind == "category" and name not in levels_given(data):
             raise BadData(
                 f"column {name} is a category, and devices of a federation must agree on its levels: give them as "
                 f'data.categories = {{{name} = ["...", "..."]}}'
@@ -114,20 +113,36 @@ def check_shared(table: Table, data: Data, target: str | None) -> None:
         )
 
 
+def levels_given(data: Data) -> dict[str, tuple[str, ...]]:
+    """The levels that data.categories lists, by column."""
+    return data.categories if isinstance(data.categories, dict) else {}
+
+
 def moments(tables: dict[str, Table], data: Data, target: str | None) -> dict[str, tuple[float, float, float]]:
     """Count, mean and sum of squared deviations over the training rows, of every numeric feature and target without a
     given scale. A device of a federation sends them if it is allowed to."""
     train = tables["train"]
     roles = roles_of(train, data, target)
-    if roles.targets:
-        train = split_tables(tables, data.split, lambda line: None)["train"]
-    if data.standardise is False:
+    if data.standardise is False or not roles.targets:
         return {}
+    train = split_tables(tables, data.split, lambda line: None)["train"]
+    kinds = dict(zip(roles.features, roles.kinds, strict=True))
+    names = [name for name, kind in kinds.items() if kind == "number" or (kind == "vector" and not is_ids(train, name))]
+    target = target_columns.kind_of_targets(tables["train"], roles.targets, target, data, False)
+    names += roles.targets if target == "number" else ()
     fixed = data.standardise if isinstance(data.standardise, dict) else {}
-    names = [name for name, kind in zip(roles.features, roles.kinds, strict=True) if kind == "number"]
-    if roles.targets and target_columns.kind_of_targets(tables["train"], roles.targets, target, data) == "number":
-        names += [name for name in roles.targets if not is_list(train.data.field(name).type)]
-    return {name: encoding.Moments.of(train.numbers(name)).told() for name in names if name not in fixed}
+    return {name: encoding.Moments.of(numbers_of(train, name)).told() for name in names if name not in fixed}
+
+
+def numbers_of(table: Table, name: str) -> NDArray[np.float64]:
+    """All numbers of a column, also of one of lists."""
+    values = table.lists(name).ravel() if is_list(table.data.field(name).type) else table.numbers(name)
+    return values.astype(np.float64)
+
+
+def is_ids(table: Table, name: str) -> bool:
+    """Whether a column of lists holds whole numbers, which are taken as token ids."""
+    return bool(pa.types.is_integer(table.data.field(name).type.value_type))
 
 
 def check_names(table: Table, data: Data) -> None:
@@ -245,8 +260,8 @@ def kind_of(table: Table, name: str, data: Data) -> Kind:
     if any(numeric) or data.features is None:
         codes = table.words(name)[0]
         row = int(np.flatnonzero(np.append(~np.array(numeric), False)[codes])[0])
-        first = "" if data.features else "name the features in data.features, and "
-        advice = f"{first}{name} in data.categories if it is a category"
+        first = "correct it" if data.features else "name the features in data.features"
+        advice = f"{first}, or list {name} in data.categories if it is a category"
         table.refuse(row, f"{name} {texts[codes[row]][:80]!r} is not a number: {advice}")
     if len(texts) > min(encoding.MOST_LEVELS, len(table) / 2):
         raise BadData(
@@ -271,10 +286,10 @@ def features_of(
             tokenize = text.tokenizer(data.tokenizer, train.strings(name))
             length = data.length or text.LENGTH
             x = {f"x_{s}": text.padded(t.strings(name), tokenize, length, t.path) for s, t in tables.items()}
-            description = f"text: {name}, {tokenize.size:,} {data.tokenizer} cut or padded to {length} tokens"
+            description = f"text: {name}, {tokenize}, cut or padded with token {tokenize.padding} to {length}"
             return x | {"vocabulary": tokenize.size}, description
         case "vector":
-            return vectors(tables, name, data)
+            return vectors(tables, name, data, owner)
     if data.standardise in (None, True) and all(
         pa.types.is_uint8(train.data.field(name).type) for name in roles.features
     ):
@@ -286,16 +301,17 @@ def features_of(
     for split, table in tables.items():
         x[f"x_{split}"], others = encoded.encode(table)
         for column, count in others.items():
-            say(f"{table.path}: {count:,} rows have a {column} that the training part does not have: encoded as other")
+            where = "data.categories" if column in levels_given(data) else "the training part"
+            say(f"{table.path}: {count:,} rows have a {column} that is not in {where}: encoded as other")
     return x | {"vocabulary": encoded.vocabulary, "keys": encoded.keys()}, encoded.describe()
 
 
-def vectors(tables: dict[str, Table], name: str, data: Data) -> tuple[Arrays, str]:
+def vectors(tables: dict[str, Table], name: str, data: Data, owner: NDArray[Any] | None) -> tuple[Arrays, str]:
     """A column of equally long lists: integers are token ids; other numbers are standardised together."""
     rows = {split: table.lists(name) for split, table in tables.items()}
-    if rows["train"].dtype.kind in "iu":
+    if is_ids(tables["train"], name):
         return {f"x_{split}": values for split, values in rows.items()}, f"token ids: {name}"
-    scale = encoding.scale_of_lists(name, rows["train"], data)
+    scale = encoding.scale_of_lists(name, rows["train"], data, owner)
     scaled = ", standardised" if scale != encoding.UNSCALED else ""
     x: Arrays = {f"x_{s}": ((values - scale[0]) / scale[1]).astype(np.float32) for s, values in rows.items()}
     return x | {"keys": {"standardise": {name: scale}}}, f"rows of {rows['train'].shape[1]} numbers{scaled}: {name}"
@@ -330,10 +346,7 @@ def next_tokens(tables: dict[str, Table], roles: Roles, data: Data, say: Say) ->
                 names = encoding.some((str(list(texts)[k]) for k in short), 3)
                 say(f"{train.path}: {len(short):,} devices have fewer than two tokens and are left out: {names}")
     device = "" if roles.device is None else f"; device: {roles.device}"
-    say(
-        f"{train.path}: text: {name}, {tokenize.size:,} {data.tokenizer}, windows of {length}, of which the next token "
-        f"is predicted{device}"
-    )
+    say(f"{train.path}: text: {name}, {tokenize}, windows of {length}, of which the next token is predicted{device}")
     return result
 
 

@@ -188,12 +188,10 @@ def scale_of(name: str, values: Floats, data: Data, owner: NDArray[Any] | None =
     return UNSCALED if data.standardise is False else Moments.of(values, owner).pooled()
 
 
-def scale_of_lists(name: str, values: NDArray[Any], data: Data) -> Scale:
-    """The same for a column of lists, whose numbers are standardised together. Where [data] gives scales and none for
-    this column, its numbers stay as they are."""
-    if isinstance(data.standardise, dict):
-        return data.standardise.get(name, UNSCALED)
-    return scale_of(name, values.ravel().astype(np.float64), data)
+def scale_of_lists(name: str, values: NDArray[Any], data: Data, owner: NDArray[Any] | None = None) -> Scale:
+    """The same for a column of lists [rows, length], whose numbers are standardised together."""
+    owner = None if owner is None else np.repeat(owner, values.shape[1])
+    return scale_of(name, values.ravel().astype(np.float64), data, owner)
 
 
 def build(

@@ -60,10 +60,11 @@ def completed(data: Data, known: Known) -> Data:
     return Data(**dict(known.columns) | given)
 
 
-def meant(name: str, others: list[str]) -> str:
-    """ "did you mean ...?" for a name that is unknown, or nothing."""
-    if any(name in (key, each.hub) for key, each in KNOWN.items()):
+def meant(name: str, others: list[str], least: float = 0.6) -> str:
+    """ "did you mean ...?" for a name that is unknown, or nothing. `least` is how alike the two have to be."""
+    hubs = [each.hub for each in KNOWN.values()]
+    if name in (*KNOWN, *hubs):
         return ""
-    names = [other for other in (*KNOWN, "digits", *others) if other != name]
-    near = get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    names = [other for other in (*KNOWN, "digits", *hubs, *others) if other != name]
+    near = get_close_matches(name.lower(), names, n=1, cutoff=least)
     return f"; did you mean {near[0]}?" if near else ""

@@ -47,7 +47,15 @@ def table_of(part: Any, split: str) -> Table | None:
     if isinstance(part, pa.Table):
         return Table(f"the {split} table", part)
     if is_frame(part):
-        return Table(f"the {split} frame", pa.Table.from_pandas(part, preserve_index=False))
+        try:
+            return Table(f"the {split} frame", pa.Table.from_pandas(part, preserve_index=False))
+        except (
+            ValueError,
+            TypeError,
+            pa.ArrowException,
+        ) as error:  # a column of mixed types, a name that is there twice
+            why = " ".join(map(str, error.args))[:200]
+            raise BadData(f"data.name: the {split} frame cannot be read as a table ({why})") from None
     if is_hugging_face(part):
         if not hasattr(part, "with_format") or not hasattr(part, "__len__"):
             raise BadData(f"data.name: a {type(part).__name__} cannot be read by row: load it without streaming")

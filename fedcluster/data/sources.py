@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from fedcluster.data import columns, disk, known, objects
+from fedcluster.data import columns, disk, known, objects, text
 from fedcluster.data.dataset import Dataset
 from fedcluster.data.images import Folder
 from fedcluster.data.known import KNOWN
 from fedcluster.data.npz import read_npz
 from fedcluster.data.split import test_rows
 from fedcluster.data.tables import Table
+from fedcluster.data.targets import PLURALS
 from fedcluster.errors import BadData, BadRun
 from fedcluster.experiment import WITH_DEVICES, Data, format_value, import_object, path_exists
 from fedcluster.files import cache_folder, write_atomically
@@ -36,7 +38,7 @@ FOR_TABLES = ("features", "target", "device", "categories", "encoding", "tokeniz
 Arrays = dict[str, Any]  # what `Dataset` is made from, by name
 
 
-def open_device(data: Data, target: str | None) -> Dataset:
+def open_device(data: Data, target: str | None, say: Say = print) -> Dataset:
     """The data of one device of a federation, whose classes are numbered as those of the other devices."""
     path = located(str(data.name), "data.name")
     files = files_in(path) if path.is_dir() else {"train": path} if path.suffix in TABLES else {}
@@ -47,8 +49,8 @@ def open_device(data: Data, target: str | None) -> Dataset:
     else:
         if path.is_dir() and data.name not in KNOWN:
             Folder(path).check_numbered()
-        return open_dataset(data, lambda line: None, target)
-    arrays = columns.arrays(read, data, target, lambda line: None, whole_fleet=False)
+        return open_dataset(data, say, target)
+    arrays = columns.arrays(read, data, target, say, whole_fleet=False)
     return Dataset(**arrays, name=path.name)
 
 
@@ -96,7 +98,7 @@ def named(name: str, data: Data, target: str | None, say: Say) -> Dataset:
         return Dataset(**from_known(name, found, known.completed(data, found), target, say), name=name)
     if path.suffix == ".npz":
         refuse_columns(data, path.name)
-        return Dataset(**read_npz(path), name=path.name)
+        return described_arrays(Dataset(**read_npz(path), name=path.name), say)
     if path_exists(path):
         return Dataset(**local(path, data, target, say), name=path.name)
     if ":" in name:
@@ -107,9 +109,10 @@ def named(name: str, data: Data, target: str | None, say: Say) -> Dataset:
     if files := data_folder(name):
         return Dataset(**tables(files, data, target, say), name=name)
     if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", name, re.ASCII):
+        names = list(dict.fromkeys(("digits", *KNOWN, *folders())))
         raise BadData(
-            f"data.name = {format_value(name)} is neither a known name, a file or folder, nor a Hugging Face id "
-            f"(owner/name){known.meant(name, folders())}"
+            f"data.name = {format_value(name)} is neither a known name ({', '.join(names)}), a file or folder, nor "
+            f"a Hugging Face id (owner/name){known.meant(name, names)}"
         )
     arrays = cached(described(f"hub {name}", data, target), lambda heard: from_hub(name, data, target, heard), say)
     return Dataset(**arrays, name=name)
@@ -119,7 +122,7 @@ def refuse_columns(data: Data, source: str) -> None:
     """Refuse the keys of [data] that only tables have."""
     for key in (*FOR_TABLES, "split", "standardise"):
         if getattr(data, key) not in (None, False):
-            raise BadData(f"data.{key} is for tables, and {source} has arrays: leave it out")
+            raise BadData(f"data.{key} is for tables, and {source} gives arrays: leave it out")
 
 
 def checked(dataset: Any, name: str) -> Dataset:
@@ -150,9 +153,7 @@ def given(thing: Any, data: Data, target: str | None, say: Say) -> Dataset:
     found = objects.tables_of(parts)
     if found is not None:
         return Dataset(**columns.arrays(found, data, target, say), name=type(thing).__name__)
-    for key in FOR_TABLES:
-        if getattr(data, key) is not None:
-            raise BadData(f"data.{key} is for tables, and data.name gives arrays: leave it out")
+    refuse_columns(data.model_copy(update={"split": None}), "data.name")
     arrays = objects.arrays_of(parts)
     if "x_test" not in arrays:
         if isinstance(data.split, str):
@@ -160,7 +161,17 @@ def given(thing: Any, data: Data, target: str | None, say: Say) -> Dataset:
                 f"data.split = {data.split!r}, but data.name gives arrays, which have no columns: give a share"
             )
         arrays = with_test_part(arrays, "data.name", say, data.split)
-    return Dataset(**arrays, name=type(thing).__name__)
+    return described_arrays(Dataset(**arrays, name=type(thing).__name__), say)
+
+
+def described_arrays(dataset: Dataset, say: Say) -> Dataset:
+    """Say what arrays were taken for."""
+    values = {torch.uint8: "bytes", torch.int64: f"token ids, of {dataset.vocabulary:,}"}
+    what = values.get(dataset.x_train.dtype, "numbers, as they are")
+    outputs = f"{dataset.outputs} {PLURALS[dataset.target]}" if dataset.target != "token" else PLURALS["token"]
+    devices = "" if dataset.device_train is None else f"; {len(np.unique(dataset.device_train)):,} devices"
+    say(f"{dataset.name}: samples {list(dataset.shape)} of {what}; target: {outputs}{devices}")
+    return dataset
 
 
 def from_known(name: str, found: known.Known, data: Data, target: str | None, say: Say) -> Arrays:
@@ -210,7 +221,7 @@ def local(path: Path, data: Data, target: str | None, say: Say) -> Arrays:
     pictures, share = Folder(path), data.split
     if isinstance(share, str):
         raise BadData(f"data.split = {share!r}, but {path} is a folder of pictures, without columns: give a share")
-    key = f"folder {pictures.digest()} {share}"
+    key = f"folder {path} {pictures.digest()} {share}"
     return cached(key, lambda heard: with_test_part(pictures.arrays(heard), path, heard, share), say)
 
 
@@ -232,9 +243,10 @@ def tables(
     say: Say,
     prepare: Callable[[Table], Table] = lambda table: table,
 ) -> Arrays:
-    """Read tables. They are cached by content, because the name and the date of a file do not identify it."""
+    """Read tables. They are cached by content, because the name and the date of a file do not identify it. The name is
+    in the key because it is in the lines that are printed again."""
     contents = {split: read_bytes(file, "data.name") for split, file in files.items()}
-    key = "\n".join(f"{split} {sha256(content).hexdigest()}" for split, content in contents.items())
+    key = "\n".join(f"{split} {files[split]} {sha256(content).hexdigest()}" for split, content in contents.items())
 
     def decode(heard: Say) -> Arrays:
         read = {split: prepare(Table(files[split], content)) for split, content in contents.items()}
@@ -261,8 +273,8 @@ def described(source: str, data: Data, target: str | None) -> str:
     if data.tokenizer not in (None, "characters", "bytes"):
         path = located(str(data.tokenizer), "data.tokenizer")
         file = path / "tokenizer.json" if path.is_dir() else path
-        if path_exists(file):
-            keys["tokenizer"] = sha256(read_bytes(file, "data.tokenizer")).hexdigest()
+        files = [one for one in (file, file.with_name(text.CONFIG)) if path_exists(one)]
+        keys["tokenizer"] = [sha256(read_bytes(one, "data.tokenizer")).hexdigest() for one in files]
     return json.dumps([source, keys, target], sort_keys=True)
 
 
@@ -271,7 +283,7 @@ def from_hub(
 ) -> Arrays:
     """Read with Hugging Face `datasets`, which caches what it downloads."""
     with quiet_datasets() as datasets:
-        say(f"fetching {name} from the Hugging Face hub, once")
+        say(f"fetching {name} from the Hugging Face hub, once{known.meant(name, [], least=0.9)}")
         try:
             parts = objects.splits_of(datasets.load_dataset(name))
             read = {

@@ -35,9 +35,9 @@ class Table:
             if isinstance(content, bytes):
                 self.data = read_csv(path, content) if self.csv else read_parquet(path, content)
             for number, field in enumerate(self.data.schema):
-                if pa.types.is_dictionary(field.type):
-                    plain = self.data.column(number).cast(field.type.value_type)
-                    self.data = self.data.set_column(number, field.name, plain)
+                if pa.types.is_dictionary(field.type) or pa.types.is_decimal(field.type):
+                    plain = pa.float64() if pa.types.is_decimal(field.type) else field.type.value_type
+                    self.data = self.data.set_column(number, field.name, self.data.column(number).cast(plain))
         except (BadData, MemoryError):
             raise
         except Exception as error:  # a damaged or hostile file may fail in any way
@@ -87,7 +87,7 @@ class Table:
         if self.is_text(name):
             empty |= self.words(name)[0] < 0
         if empty.any():
-            self.refuse(int(empty.argmax()), f"{name} is empty")
+            self.refuse(int(empty.argmax()), f"{name} is empty: fill it in, or leave out the row")
 
     def words(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
         """A column of text as (codes, texts): the text of row i is texts[codes[i]]. An empty cell has the code -1."""

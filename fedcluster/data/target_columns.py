@@ -15,8 +15,8 @@ from fedcluster.data.tables import Table, is_number
 from fedcluster.errors import BadData
 from fedcluster.experiment import Data
 
-FEW_VALUES = 20  # distinct integers are taken for classes
-DENSE_VALUES = 1000  # more distinct integers are taken for classes up to this one, if they have few gaps from 0 on
+FEW_VALUES = 20  # whole numbers below this are taken for classes
+DENSE_VALUES = 1000  # and those below this, if they have few gaps from 0 on
 
 Arrays = dict[str, Any]
 
@@ -27,7 +27,7 @@ def targets_of(
     """y of both parts, their kind and the number of outputs. Numbers are not standardised yet. `categories` has the
     classes where they are numbered by rank."""
     train, listed = tables["train"], listed_classes(names, data)
-    kind = kind_of_targets(train, names, kind, data)
+    kind = kind_of_targets(train, names, kind, data, whole_fleet)
     if kind == "class":
         if len(names) > 1:
             raise BadData(f"data.target names {len(names)} columns, and a classification has one: give task.name")
@@ -52,16 +52,17 @@ def listed_classes(names: Sequence[str], data: Data) -> tuple[str, ...]:
     return data.categories.get(names[0], ()) if isinstance(data.categories, dict) else ()
 
 
-def kind_of_targets(table: Table, names: Sequence[str], kind: str | None, data: Data) -> str:
-    """The kind that the task takes, if the experiment names a task; else the one that the columns have."""
-    return kind or ("class" if listed_classes(names, data) else inferred(table, names))
+def kind_of_targets(table: Table, names: Sequence[str], kind: str | None, data: Data, whole_fleet: bool = True) -> str:
+    """The kind that the task takes, if the experiment names a task; else the one that the columns have. A single device
+    may have few of the fleet's classes."""
+    return kind or ("class" if listed_classes(names, data) else inferred(table, names, whole_fleet))
 
 
 def standardised(arrays: Arrays, names: Sequence[str], data: Data, owner: NDArray[Any] | None) -> Arrays:
     """Numeric targets, (y - mean) / deviation by column, with means and deviations as `target_scale`, [2, T]."""
     y = arrays["y_train"]
     if y.ndim == 2 and len(names) == 1:
-        scales = [scale_of_lists(names[0], y, data)] * y.shape[1]
+        scales = [scale_of_lists(names[0], y, data, owner)] * y.shape[1]
     else:
         columns = y.reshape(len(y), -1).T
         scales = [scale_of(name, values, data, owner) for name, values in zip(names, columns, strict=True)]
@@ -92,7 +93,7 @@ def check_variety(table: Table, names: Sequence[str], y: NDArray[Any]) -> None:
         )
 
 
-def inferred(table: Table, names: Sequence[str]) -> str:
+def inferred(table: Table, names: Sequence[str], whole_fleet: bool = True) -> str:
     """The kind of the targets, if the columns are unambiguous."""
     advice = 'give task.name = "classification" or "regression"'
     if len(names) > 1 or is_list(table.data.field(names[0]).type):
@@ -101,16 +102,17 @@ def inferred(table: Table, names: Sequence[str]) -> str:
             return "multilabel"
         if (values % 1 != 0).any():
             return "number"
+        row = int(((values != 0) & (values != 1)).any(axis=1).argmax())
         raise BadData(
-            f'{table.path}: the targets {some(names)} are whole numbers: give task.name = "regression" if '
-            "they are measurements"
+            f"{table.where(row)}: the targets {some(names)} are whole numbers, and not only 0 and 1: correct them if "
+            'they are labels that apply (1) or not (0), or give task.name = "regression"'
         )
     name = names[0]
     kind = table.data.field(name).type
-    if pa.types.is_boolean(kind) or not (
-        table.is_text(name) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    ):
+    if name in class_labels(table) or pa.types.is_boolean(kind):
         return "class"
+    if not (table.is_text(name) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return "class"  # whose check names the type
     floats = table.floats(name)
     if floats is None:
         return "class"  # texts
@@ -121,17 +123,19 @@ def inferred(table: Table, names: Sequence[str]) -> str:
     fractions = (distinct % 1 != 0).any()
     if fractions:
         return "number" if len(distinct) > FEW_VALUES else "class"  # whose check then names the fraction
-    if pa.types.is_floating(kind) and np.isfinite(floats).all():
+    if not table.is_whole(name) and np.isfinite(floats).all():
         raise BadData(
-            f"{table.path}: column {name} has whole numbers written as {kind}, which may be classes or numbers: "
+            f"{table.path}: column {name} has whole numbers written as fractions, which may be classes or numbers: "
             f"{advice}"
         )
-    dense = len(distinct) > 0 and distinct[0] >= 0 and distinct[-1] < min(DENSE_VALUES, 2 * len(distinct))
-    if len(distinct) <= FEW_VALUES or dense:
-        return "class"
+    few = len(distinct) <= FEW_VALUES and not whole_fleet
+    bound = max(FEW_VALUES, min(DENSE_VALUES, 2 * len(distinct)))
+    if len(distinct) == 0 or few or distinct.tolist() == [-1, 1] or (distinct[0] >= 0 and distinct[-1] < bound):
+        return "class"  # whose check names a cell that is not a number
+    far = distinct[-1] if distinct[0] >= 0 else distinct[0]
     raise BadData(
-        f"{table.path}: column {name} has {len(distinct):,} different whole numbers from {distinct[0]:g} to "
-        f"{distinct[-1]:g}, which may be classes or numbers: {advice}"
+        f"{table.where(int((floats == far).argmax()))}: {name} {int(far)} is one of {len(distinct):,} different whole "
+        f"numbers, which may be classes or numbers: {advice}, or correct it"
     )
 
 
@@ -166,6 +170,9 @@ def labels(table: Table, name: str) -> NDArray[Any]:
             return np.array([int(each) for each in texts], np.int64)[codes]
         return whole(table, name, np.array([float(each) for each in texts])[codes])
     if numeric.any():
+        if 2 * numeric[codes].sum() > len(codes) and any(float(text) % 1 for text in np.array(texts)[numeric]):
+            row = int(np.flatnonzero(~numeric[codes])[0])
+            table.refuse(row, f"{name} {texts[codes[row]][:80]!r} is not a number")
         odd = numeric if 2 * numeric[codes].sum() <= len(codes) else ~numeric
         row = int(np.flatnonzero(odd[codes])[0])
         table.refuse(

@@ -1,6 +1,8 @@
 """Text as tokens: characters, bytes, or a Hugging Face tokenizer from disk; windows of it to predict the next token in.
 
-Token 0 is padding; of characters it also stands for those that the training part does not have.
+Token 0 is padding; of characters it also stands for those that the training part does not have. A text that is
+classified gets the special tokens and the padding of its Hugging Face tokenizer, as in `tokenizer(text,
+padding="max_length", truncation=True)` of transformers.
 """
 
 import json
@@ -13,28 +15,39 @@ from numpy.typing import NDArray
 
 from fedcluster.data.targets import IGNORED
 from fedcluster.errors import BadData, BadExperiment
-from fedcluster.inputs import check_size, located, read_bytes
+from fedcluster.inputs import MOST_TEXT, check_size, located, read_bytes
 
 LENGTH = 80  # tokens in a window, as in LEAF's Shakespeare
 MOST_TOKENIZER = 256 * 2**20  # bytes of its file
+CONFIG = "tokenizer_config.json"
 Tokens = NDArray[np.int64]
 
 
 class Tokenizer(Protocol):
-    """A text's tokens, from 0 to `size` - 1."""
+    """A text's tokens, from 0 to `size` - 1. `padding` fills what is too short."""
 
     size: int
+    padding: int
 
     def encode(self, text: str) -> Tokens: ...
+
+    def encode_whole(self, text: str, length: int) -> Tokens:
+        """A text of its own, at most `length` tokens."""
+        ...
 
 
 class Characters:
     """Every character is a token, numbered from 1 in the order of Unicode."""
 
+    padding = 0
+
     def __init__(self, texts: Iterable[str]) -> None:
         self.alphabet = sorted(set().union(*texts))
         self.codes = np.array([ord(character) for character in self.alphabet], np.uint32)
         self.size = 1 + len(self.alphabet)
+
+    def __str__(self) -> str:
+        return f"{len(self.alphabet):,} characters"
 
     def encode(self, text: str) -> Tokens:
         codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
@@ -43,20 +56,31 @@ class Characters:
         place = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
         return np.where(self.codes[place] == codes, place + 1, 0)
 
+    def encode_whole(self, text: str, length: int) -> Tokens:
+        return self.encode(text[:length])
+
 
 class Bytes:
     """Every byte of the UTF-8 text is a token."""
 
-    size = 256
+    size, padding = 256, 0
+
+    def __str__(self) -> str:
+        return "bytes"
 
     def encode(self, text: str) -> Tokens:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
 
+    def encode_whole(self, text: str, length: int) -> Tokens:
+        return self.encode(text)[:length]
+
 
 class FromDisk:
-    """A Hugging Face tokenizer: its tokenizer.json, or the folder that it is in."""
+    """A Hugging Face tokenizer: its tokenizer.json, or the folder that it is in. Its padding is the token that
+    tokenizer_config.json beside it names as `pad_token`, else as `eos_token`, else token 0."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.exists():
             raise BadData(f'data.tokenizer: there is no file {file}; use "characters", "bytes" or a tokenizer.json')
@@ -75,9 +99,32 @@ class FromDisk:
         except Exception as error:  # whatever the file holds
             raise BadData(f"data.tokenizer: {file} is not a tokenizer ({str(error)[:120]})") from None
         self.size = int(self.tokenizer.get_vocab_size())
+        known = map(self.tokenizer.token_to_id, padding_tokens(file))
+        self.padding = next((token for token in known if token is not None), 0)
+
+    def __str__(self) -> str:
+        return f"{self.size:,} tokens of {self.path}"
 
     def encode(self, text: str) -> Tokens:
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
+
+    def encode_whole(self, text: str, length: int) -> Tokens:
+        self.tokenizer.enable_truncation(length)  # which leaves room for the special tokens
+        ids = self.tokenizer.encode(text).ids
+        self.tokenizer.no_truncation()
+        return np.array(ids[:length], np.int64)
+
+
+def padding_tokens(file: Path) -> list[str]:
+    """The tokens that can stand for padding, by the tokenizer_config.json beside the tokenizer's file."""
+    config = file.with_name(CONFIG)
+    try:
+        about = json.loads(read_bytes(config, "data.tokenizer", MOST_TEXT)) if config.exists() else {}
+        named = [about.get(key) for key in ("pad_token", "eos_token")]
+    except (ValueError, AttributeError, RecursionError):
+        raise BadData(f"data.tokenizer: {config} is not a tokenizer's configuration") from None
+    texts = [token.get("content") if isinstance(token, dict) else token for token in named]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
@@ -88,11 +135,11 @@ def tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
 
 
 def padded(texts: Sequence[str], tokenize: Tokenizer, length: int, source: Any) -> NDArray[np.int64]:
-    """A row of `length` tokens for every text, cut or padded with 0 at its end."""
+    """A row of `length` tokens for every text, cut or padded at its end."""
     check_size(source, 8 * length * len(texts))
-    rows = np.zeros((len(texts), length), np.int64)
+    rows = np.full((len(texts), length), tokenize.padding, np.int64)
     for row, text in zip(rows, texts, strict=True):
-        tokens = tokenize.encode(text)[:length]
+        tokens = tokenize.encode_whole(text, length)
         row[: len(tokens)] = tokens
     return rows
 

@@ -121,7 +121,7 @@ class Experiment(Section):
         def keys(section: Section) -> dict[str, Any]:
             given = {key: value for key, value in section if value is not None}
             plain = {key: keys(value) if isinstance(value, Section) else value for key, value in given.items()}
-            return {key: value for key, value in plain.items() if value != {}}
+            return {key: value for key, value in plain.items() if not (isinstance(value, dict) and not value)}
 
         return keys(self)
 

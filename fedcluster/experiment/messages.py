@@ -37,7 +37,9 @@ def describe(problems: Sequence[Any], known: Iterable[str], others: int | None =
         return f"{key} is not a key; {meant}{more(others)}"
     if first["type"] == "value_error":
         return f"{key} {first['ctx']['error']}{more(others)}".replace(" .", ".", 1)
-    messages = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][:1] == first["loc"][:1])
+    own = [problem for problem in problems if problem["loc"][:1] == first["loc"][:1]]
+    fitting = [problem for problem in own if not problem["type"].endswith("_type")]  # what a value of its type may be
+    messages = dict.fromkeys(problem["msg"] for problem in fitting or own)
     return f"{key} = {format_value(first['input'])} is not allowed: {'; or '.join(messages)}{more(others)}"
 
 
@@ -46,9 +48,9 @@ def more(others: int) -> str:
 
 
 def format_value(value: Any) -> str:
-    """The repr of a value, cut to 100 characters."""
+    """The repr of a value on one line, cut to 100 characters."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split("\n"))
     except (RecursionError, ValueError):  # too deep, or a number of thousands of digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= 100 else f"{text[:97]}..."

@@ -62,7 +62,8 @@ def is_data(name: Any) -> Any:
     columns = isinstance(name, dict) and name and not any(isinstance(v, str | int | float) for v in name.values())
     if not columns and (name is None or isinstance(name, int | float | list | tuple | dict | date | time)):
         raise ValueError(
-            f"= {format_value(name)} is not allowed: use a name, a path, package.module:callable, or a Dataset"
+            f"= {format_value(name)} is not allowed: use a name, a path, package.module:callable, a Dataset, or "
+            "a mapping of arrays with x_train and y_train"
         )
     return name
 

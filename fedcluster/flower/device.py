@@ -131,6 +131,7 @@ class Device:
                     f"{', '.join(list(self.statistics)[:3])}: devices have to agree on how numbers are standardised: "
                     f"give data.standardise in {identity.columns}, or join with --tell-statistics"
                 )
+        self.said: list[str] = []  # what was taken for what
         self.dataset = dataset or self.open(dict.fromkeys(self.statistics, (0.0, 1.0)))
         self.plan = ""
         self.executor: InProcess | None = None
@@ -142,7 +143,10 @@ class Device:
         """Our data, with columns of numbers standardised by these means and deviations."""
         given = self.data.standardise if isinstance(self.data.standardise, dict) else {}
         keys = {key: value for key, value in self.data if value is not None}
-        return sources.open_device(Data(**keys | {"standardise": given | scales or False}), self.target)
+        self.said = []
+        return sources.open_device(
+            Data(**keys | {"standardise": given | scales or False}), self.target, self.said.append
+        )
 
     @property
     def samples(self) -> int:
@@ -221,6 +225,7 @@ class Device:
             raise InvalidMessage(f"a plan that cannot be followed ({type(error).__name__})") from None
         if self.statistics:
             self.dataset = self.open(read_scales(plan["standardise"], self.statistics))
+            logger.info("%s", "; ".join(self.said))
         dataset = self.prepared(spec, plan["scale"], plan["shift"])
         trainer = build_trainer(experiment, spec, secret=self.secret)
         if trainer.flat_model.frozen_digest() != plan["frozen"]:

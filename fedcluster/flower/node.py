@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedcluster.data.encoding import some
 from fedcluster.errors import BadData, BadExperiment, LostServer
 from fedcluster.flower._compat import (
     ActivateNodeRequest,
@@ -88,6 +89,11 @@ def join(
     device = load_device(identity)
     registration = device.registration()
     say(f"device {identity.device}: {registration.samples:,} samples {registration.shape} in {identity.data}")
+    if device.statistics:
+        say(f"tells count, mean and squares of {some(device.statistics)}, which are standardised over all devices")
+    else:
+        for line in device.said:
+            say(line)
     say(device.limits.describe())
     device.limits.limit_memory()
     authority = None if folder is None else folder / "ca.crt"

@@ -23,7 +23,7 @@ from fedcluster.experiment import import_object
 Statistics = Callable[[Tensor, Tensor], Tensor | Sequence[float | Tensor]]
 Value = Callable[[Tensor], float | Mapping[str, float]]
 
-BINS = 1000  # of the scores from 0 to 1 that average precision is computed from
+BINS, LARGEST_LOGIT = 4000, 20.0  # of the logits that average precision is computed from: bins of 0.01
 
 
 def ratio(sums: Tensor) -> float:
@@ -149,16 +149,17 @@ def micro_f1(sums: Tensor) -> float:
 
 
 def score_histograms(outputs: Tensor, targets: Tensor) -> Tensor:
-    """How many positives and negatives of each label have a score in each of BINS bins, [2, labels, BINS]."""
+    """How many positives and negatives of each label have a logit in each of BINS bins, [2, labels, BINS]."""
     labels = outputs.shape[1]
-    scores = torch.sigmoid(outputs.double()).nan_to_num()
-    bins = (scores * BINS).long().clamp(max=BINS - 1) + BINS * torch.arange(labels, device=outputs.device)
+    logits = outputs.double().nan_to_num().clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
+    bins = ((logits / LARGEST_LOGIT + 1) * (BINS / 2)).long().clamp(max=BINS - 1)
+    bins += BINS * torch.arange(labels, device=outputs.device)
     counts = [torch.bincount(bins[chosen], minlength=labels * BINS) for chosen in (targets > 0, targets <= 0)]
     return torch.stack(counts).view(2, labels, BINS)
 
 
 def mean_average_precision(sums: Tensor) -> float:
-    """The mean over labels of sum_b (R_b - R_{b-1}) P_b over the bins of scores, from the highest on; labels without
+    """The mean over labels of sum_b (R_b - R_{b-1}) P_b over the bins of logits, from the highest on; labels without
     positives are left out."""
     positives, negatives = sums.flip(2).cumsum(2)
     there = positives[:, -1] > 0

@@ -4,6 +4,7 @@ The architecture and its weights come from a folder or from the user's cache (fr
 Weights are safetensors, never a pickle, and no code is loaded with them.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,13 @@ HEADS |= dict.fromkeys(("number", "multilabel"), HEADS["class"])
 
 def is_pretrained(name: Any) -> bool:
     return isinstance(name, str) and name.startswith(PREFIX)
+
+
+def without_padding(padding: int, module: nn.Module, given: tuple[Any, ...], keys: dict[str, Any]) -> Any:
+    """Let no position attend to padding, as the library's own tokenizers do by an `attention_mask`."""
+    if given and "attention_mask" not in keys:
+        keys = keys | {"attention_mask": (given[0] != padding).long()}
+    return given, keys
 
 
 def load(name: str, spec: DataSpec) -> nn.Module:
@@ -51,7 +59,10 @@ def load(name: str, spec: DataSpec) -> nn.Module:
             f'model.name = "{name}" knows {words:,} tokens, but the data have {spec.vocabulary:,}: tokenise them with '
             "the model's own tokenizer"
         )
-    if module.config.pad_token_id is None and spec.target != "token":  # which position is the last is told by padding
-        module.config.pad_token_id = module.config.eos_token_id
+    if spec.target != "token":
+        if module.config.pad_token_id is None:  # which position is the last is told by padding
+            module.config.pad_token_id = module.config.eos_token_id
+        if module.config.pad_token_id is not None:
+            module.register_forward_pre_hook(partial(without_padding, module.config.pad_token_id), with_kwargs=True)
     found: nn.Module = module
     return found

@@ -14,6 +14,7 @@ from fedcluster.training.norm_bound import KEY
 from fedcluster.training.setup import Setup
 
 Name = Callable[[int], str]
+LARGE = 20.0  # a standardised number hardly is
 
 
 class Moved(NamedTuple):
@@ -46,12 +47,22 @@ def check(setup: Setup, cycles: list[Line], round: int, scores: dict[str, float]
     if not nothing and all(math.isfinite(score) for score in scores.values()):
         return
     what = f"every update was refused as not finite or beyond {KEY}" if nothing else "the loss is not finite"
-    rate, unscaled = setup.experiment.local.lr, setup.experiment.data.standardise is False
-    scale = ", or leave out data.standardise = false" if unscaled else ""
     raise Diverged(
-        f"round {round + 1}: {what}, so training has diverged: lower local.lr (now {rate:g}){scale}"
-        f"{blame(moved, setup.schedule.name)}"
+        f"round {round + 1}: {what}, so training has diverged: lower local.lr (now {setup.experiment.local.lr:g})"
+        f"{unscaled(setup)}{blame(moved, setup.schedule.name)}"
     )
+
+
+def unscaled(setup: Setup) -> str:
+    """The advice to scale features or targets, where large ones are trained on as they are."""
+    if setup.experiment.data.standardise is False:
+        return ", or leave out data.standardise = false"
+    if (data := setup.dataset) is None:
+        return ""
+    given = {"features": data.x_train, "targets": data.y_train}
+    reach = {what: float(x.abs().max()) for what, x in given.items() if x.is_floating_point()}
+    large = [f"{what}, which reach {most:.3g}" for what, most in reach.items() if most > LARGE]
+    return f", or standardise the {' and the '.join(large)}" if large else ""
 
 
 def check_failed_round(setup: Setup, cycles: list[Line], round: int, moved: list[Moved]) -> None:

@@ -28,6 +28,11 @@ def open_data(experiment: Experiment, say: Say) -> tuple[Dataset, Task]:
             f'fleet.partition = "{experiment.fleet.partition}" needs class labels, which {dataset.name} does not have: '
             f'"{chosen}" is used instead ({devices})'
         )
+    elif dataset.device_train is not None and isinstance(chosen, str) and chosen != "natural":
+        say(
+            f'{dataset.name} names the device of every row, and fleet.partition = "{chosen}" makes other devices: '
+            '"natural" takes those'
+        )
     if experiment.model.name is None:
         say(f"{dataset.name}: samples are {kind_of_samples(dataset)}, so the model is {zoo.default_name(dataset.spec)}")
     return dataset, task

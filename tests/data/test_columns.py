@@ -6,6 +6,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -136,6 +137,48 @@ def test_torch_data_sets(columns: bool) -> None:
     assert len(alone.y_test) == 6
 
 
+def test_a_run_over_a_data_frame() -> None:
+    frame = pandas.DataFrame({name: list(column) for name, column in flights().items()})
+    experiment = fedcluster.Experiment(
+        rounds=1,
+        data={"name": frame} | COLUMNS,
+        clusters={"count": 2, "participation": 1.0},
+        model={"name": "logistic"},
+        local={"steps": 2},
+    )
+    assert experiment.to_dict()["data"]["name"] == "pandas:DataFrame"
+    assert fedcluster.run(experiment).history[-1]["test_rmse"] > 0
+    with pytest.raises(BadData, match=r"the train frame cannot be read as a table .*Duplicate column names"):
+        quietly(pandas.concat([frame, frame], axis=1), **COLUMNS)
+    with pytest.raises(
+        BadData, match=r"the train frame cannot be read as a table .*Conversion failed for column delay"
+    ):
+        quietly(frame.assign(delay=[b"x", 1] * 200), **COLUMNS)
+
+
+def test_what_arrays_are_taken_for_is_said() -> None:
+    said: list[str] = []
+    open_dataset(Data(name={"train": Torch(30, False), "test": Torch(12, False)}), said.append)
+    assert said == ["dict: samples [2] of numbers, as they are; target: 3 classes; 4 devices"]
+    with pytest.raises(BadData, match=r"data\.standardise is for tables, and data\.name gives arrays"):
+        quietly(Torch(30, False), standardise=True)
+
+
+def test_a_copy_of_a_table_is_called_by_its_own_name(tmp_path: Path) -> None:
+    for name in ("one.csv", "two.csv"):
+        (tmp_path / name).write_text("a,label\n" + "".join(f"{i / 3},{i % 2}\n" for i in range(20)))
+        said: list[str] = []
+        open_dataset(str(tmp_path / name), said.append)
+        assert [name in line for line in said] == [True, True]
+
+
+def test_decimals_are_numbers() -> None:
+    given = flights()
+    cents = pa.array(given["distance"]).cast(pa.decimal128(20, 0)).cast(pa.decimal128(22, 2))
+    keys = COLUMNS | {"features": ["distance"]}
+    assert torch.equal(quietly(pa.table(given | {"distance": cents}), **keys).x_train, quietly(given, **keys).x_train)
+
+
 def test_arrays_by_name() -> None:
     x, y = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20) % 2
     data = quietly({"x_train": x, "y_train": y})
@@ -197,12 +240,15 @@ def test_a_category_of_the_test_part_only_is_other() -> None:
     said: list[str] = []
     data = open_dataset(Data(name={"train": train, "test": test}, features=("kind", "x")), said.append)
     assert data.x_test[:, :2].tolist() == [[1, 0], [0, 0]]
-    assert "1 rows have a kind that the training part does not have: encoded as other" in said[0]
+    assert "1 rows have a kind that is not in the training part: encoded as other" in said[0]
     codes = quietly({"train": train, "test": test}, features=["kind"], encoding="codes")
     assert (codes.x_test.tolist(), codes.vocabulary) == ([[0], [2]], 3)
     assert codes.x_train.dtype == torch.int64
     listed = quietly({"train": train, "test": test}, features=["kind"], categories={"kind": ["c", "b", "a"]})
     assert listed.x_test.tolist() == [[0, 0, 1], [1, 0, 0]]
+    given = Data(name={"train": train, "test": test}, features=("kind",), categories={"kind": ("a", "b")})
+    open_dataset(given, said.append)
+    assert any("1 rows have a kind that is not in data.categories: encoded as other" in line for line in said)
     mixed = quietly({"train": train, "test": test}, features=["kind", "x"], encoding="codes", standardise=False)
     assert mixed.x_test.tolist() == [[0, 0.5], [2, 0.5]]
 
@@ -292,8 +338,21 @@ def changed(column: str, row: int, value: Any) -> dict[str, Any]:
         (flights() | {"arrival": np.full(ROWS, 3.5)}, {}, "arrival is the same in all training rows"),
         (flights() | {"arrival": np.arange(ROWS) - 200}, {}, "may be classes or numbers: give task.name"),
         (flights() | {"arrival": np.arange(ROWS) % 2 + 0.0}, {}, "may be classes or numbers: give task.name"),
+        (flights() | {"arrival": ["0.0", "1.0"] * 200}, {}, "may be classes or numbers: give task.name"),
+        (flights() | {"arrival": [0, 1] * 199 + [0, 500]}, {}, "row 400: arrival 500 is one of 3 different whole num"),
+        (flights() | {"arrival": [0.5] * 399 + [7.0]}, {}, "row 1: arrival 0.5 is not a class"),
+        (flights() | {"arrival": ["0.5", "1.5", "2", "late"] * 100}, {}, "row 4: arrival 'late' is not a number"),
+        (
+            flights(),
+            {"target": ["month", "delay"], "features": ["carrier"]},
+            "row 1: the targets month, delay are whole",
+        ),
         (flights() | {"carrier": [str(i) + "x" for i in range(ROWS)]}, {}, "different texts .* give data.tokenizer"),
-        (flights() | {"carrier": ["1"] * 399 + ["x"]}, {}, "row 400: carrier 'x' is not a number: carrier in data.cat"),
+        (
+            flights() | {"carrier": ["1"] * 399 + ["x"]},
+            {},
+            "row 400: carrier 'x' is not a number: correct it, or list carrier in data.cat",
+        ),
         (
             flights() | {"delay": ["late"] * ROWS, "carrier": ["1"] * ROWS, "arrival": ["x"] * ROWS},
             {},
@@ -338,6 +397,8 @@ def test_a_class_that_the_schema_does_not_have() -> None:
     kinds = datasets.Features({"a": datasets.Value("float32"), "kind": datasets.ClassLabel(4)})
     rows = datasets.Dataset.from_dict({"a": [0.5, 1.5, 2.5, 3.5], "kind": [0, 1, 1, 0]}, features=kinds)
     assert quietly(rows).classes == 4
+    many = datasets.Features(kinds | {"kind": datasets.ClassLabel(1000)})
+    assert quietly(datasets.Dataset.from_dict({"a": [0.5, 1.5, 2.5], "kind": [3, 800, 3]}, many)).classes == 1000
     wrong = pa.table({"a": [0.5, 1.5, 2.5], "kind": [0, -1, 1]}).replace_schema_metadata(rows.data.schema.metadata)
     with pytest.raises(BadData, match="row 2: kind -1 is not one of the 4 classes"):
         quietly(wrong)

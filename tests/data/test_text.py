@@ -238,6 +238,21 @@ def test_a_typing_error_is_answered_without_the_network(name: str, meant: str, a
         quietly(name)
 
 
+def test_a_typing_error_in_an_id_is_suspected_before_the_network_is_asked(
+    away: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def offline(name: str) -> None:
+        assert said
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    with pytest.raises(BadData, match=r"did you mean ylecun/mnist\?"):
+        open_dataset(Data(name="ylecun/mnst"), said.append)
+    assert said == ["fetching ylecun/mnst from the Hugging Face hub, once; did you mean ylecun/mnist?"]
+
+
 @pytest.mark.parametrize("name", ["shakespeare", "flwrlabs/shakespeare"])
 def test_a_known_name_that_cannot_be_fetched_is_no_typing_error(
     name: str, away: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ import torch
 import fedcluster
 from fedcluster.data.sources import open_dataset
 from fedcluster.errors import BadData, BadExperiment
+from fedcluster.experiment import Data
 from fedcluster.flower.device import Device, Identity, read_scales
 from fedcluster.flower.messages import InvalidMessage
 from fedcluster.flower.registry import Registry, read_registration
@@ -74,6 +75,27 @@ def test_devices_see_to_the_bit_what_the_simulation_sees(places: Path) -> None:
         own.dataset = own.open(read_scales(json.loads(json.dumps(scales[0])), own.statistics))
         assert torch.equal(own.dataset.x_train, simulated.x_train[torch.from_numpy(owner == k)])
         assert torch.equal(own.dataset.y_train, simulated.y_train[torch.from_numpy(owner == k)])
+
+
+def test_series_are_standardised_over_all_devices(places: Path) -> None:
+    (places / "columns.toml").write_text(
+        '[task]\nname = "regression"\n[data]\nname = "devices"\nfeatures = ["series"]\ntarget = "arrival"\n'
+    )
+    rng = np.random.default_rng(0)
+    parts = [{"series": rng.normal(k, 2, (9 + k, 4)), "arrival": rng.normal(k, 2, 9 + k)} for k in range(3)]
+    for k, part in enumerate(parts):
+        for split in ("train", "test"):
+            columns = part | {"series": part["series"].tolist()}
+            pq.write_table(pa.table(columns), places / str(k) / f"{split}.parquet")
+    owner = np.repeat(np.arange(3), [9, 10, 11])
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} | {"owner": owner}
+    keys: dict[str, Any] = {"features": ("series",), "target": "arrival", "device": "owner"}
+    simulated = open_dataset(Data(name={"train": whole, "test": whole}, **keys), lambda line: None, "number")
+    scales = roster(places, [2, 0, 1]).scales
+    own = device(places, 1)
+    own.dataset = own.open(read_scales(json.loads(json.dumps(scales)), own.statistics))
+    assert torch.equal(own.dataset.x_train, simulated.x_train[torch.from_numpy(owner == 1)])
+    assert "rows of 4 numbers, standardised: series; target: arrival" in own.said[-1]
 
 
 def test_nothing_is_told_without_leave(places: Path) -> None:

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 import fedcluster
-from fedcluster.errors import BadExperiment
+from fedcluster.data.sources import open_dataset
+from fedcluster.errors import BadData, BadExperiment
 from fedcluster.runs.progress import Display
 from tests.models.test_tasks import LABELS, TOKENS, X, dataset, experiment, tokens
 
 transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,49 @@ def test_sequences_are_classified(folder: Path) -> None:
     first, second = (run(data, folder, fleet=fleet).history[-1] for _ in range(2))
     assert first["test_loss"] == second["test_loss"]  # also the head, which the weights lack
     assert first["test_accuracy"] >= 0.5
+
+
+@pytest.mark.parametrize("padding", [0, 6])
+def test_texts_are_prepared_as_transformers_does(padding: int, tmp_path: Path) -> None:
+    """Special tokens, padding by the tokenizer's own token, and a mask: the outputs are those of the library."""
+    words = ["[UNK]", "[CLS]", "[SEP]", "the", "film", "was", "good", "bad", "not", "so"]
+    words.insert(padding, "[PAD]")
+    numbers = {word: number for number, word in enumerate(words)}
+    rules = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="[UNK]"))
+    rules.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    rules.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(word, numbers[word]) for word in ("[CLS]", "[SEP]")]
+    )
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=rules, pad_token="[PAD]", unk_token="[UNK]")
+    theirs.save_pretrained(tmp_path)
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        pad_token_id=padding,
+    )
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    texts = ["the film was good", "bad", "not so good not so bad not so good", "was the film so bad"]
+    table = {"text": texts, "label": [1, 0, 1, 0]}
+    described = fedcluster.Experiment(
+        rounds=1,
+        data={"name": {"train": table, "test": table}, "tokenizer": str(tmp_path), "length": 7},
+        fleet={"devices": 2, "samples": 4},
+        clusters={"count": 1},
+        model={"name": f"transformers:{tmp_path}"},
+        local={"steps": 1},
+    )
+    data = open_dataset(described.data, lambda line: None)
+    expected = theirs(texts, padding="max_length", truncation=True, max_length=7, return_tensors="pt")
+    assert torch.equal(data.x_test, expected["input_ids"])
+    model = fedcluster.run(described, display=Display()).model.eval()
+    with torch.no_grad():
+        assert torch.equal(model(data.x_test).logits, model(**expected).logits)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(BadData, match="is not a tokenizer's configuration"):
+        open_dataset(described.data, lambda line: None)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedcluster
-from fedcluster.errors import BadData, BadExperiment
+from fedcluster.errors import BadData, BadExperiment, Diverged
 from fedcluster.models.metrics import METRICS, find_metrics, recorded_metrics
 from fedcluster.models.tasks import TASKS, Regression, token_cross_entropy
 from fedcluster.runs.progress import Display
@@ -205,6 +205,16 @@ def test_metrics_are_scikit_learns_and_their_sums_add_up(name: str) -> None:
     assert list(found) == ([name] if len(expected) == 1 else [f"{name}/{c}" for c in range(len(expected))])
 
 
+@pytest.mark.parametrize(("middle", "spread"), [(9.0, 3.0), (-6.0, 1.0), (0.0, 0.3), (-12.0, 2.0)])
+def test_average_precision_of_rare_and_of_saturated_labels(middle: float, spread: float) -> None:
+    """Probabilities that are all near 0 or 1 are still in an order."""
+    generator = torch.Generator().manual_seed(0)
+    outputs = middle + spread * torch.randn(1000, 2, generator=generator)
+    targets = (outputs + spread * torch.randn(1000, 2, generator=generator) > middle + 1.5 * spread).float()
+    found = METRICS["map"].values(METRICS["map"].sums(outputs, targets))["map"]
+    assert found == pytest.approx(truth.average_precision_score(targets, outputs), rel=1e-2)
+
+
 class Share:
     """A metric with sums and a value of its own."""
 
@@ -288,6 +298,19 @@ def test_a_loss_and_a_task_of_ones_own() -> None:
 def test_what_does_not_fit_a_task_is_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(fedcluster.FedClusterError, match=said):
         fedcluster.run(experiment(dataset(X, NUMBERS), **keys), display=Display())
+
+
+def test_devices_that_the_data_name_are_not_ignored_in_silence() -> None:
+    display = Heard()
+    described = experiment(dataset(X, LABELS[:, 0]), rounds=1, fleet={"devices": 4, "samples": 10})
+    fedcluster.run(described, display=display)
+    assert any('names the device of every row, and fleet.partition = "major_class"' in said for said in display.said)
+
+
+def test_features_that_are_not_scaled_are_named_where_a_run_diverges() -> None:
+    large = dataset(X * 1e4, NUMBERS * 300)
+    with pytest.raises(Diverged, match=r"standardise the features, which reach .*e\+04 and the targets, which reach "):
+        fedcluster.run(experiment(large, local={"steps": 10, "batch": 10, "lr": 1.0}), display=Display())
 
 
 def test_a_constant_target_is_refused() -> None:
