@@ -42,6 +42,7 @@ def test_a_wheel_has_the_kernels_and_a_readme_without_dead_links(tmp_path: Path)
     assert kernels == ({f"{folder}/engine-{name}.so" for name in generations} if COMPILES else set())
     assert ("linux_x86_64" if COMPILES else "none-any") in wheel.name
     assert {"fedcluster/models/kernels/csrc/engine.c", "fedcluster/cli/demo.toml", "fedcluster/py.typed"} <= names
+    assert "fedcluster/data/digits.npz" in names
     text = metadata(wheel)
     assert "](docs/" not in text
     assert "![" not in text

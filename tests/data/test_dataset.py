@@ -29,6 +29,15 @@ def test_digits() -> None:
     assert data.x_train.max() == 1
 
 
+def test_the_embedded_digits_are_scikit_learns() -> None:
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    expected = sources.hold_out({"x_train": (x / 16).reshape(-1, 1, 8, 8), "y_train": y}, None)
+    for key, values in sources.digits().items():
+        np.testing.assert_array_equal(values, expected[key], strict=True)
+
+
 def test_npz_keeps_floats_as_they_are(tmp_path: Path) -> None:
     arrays = blobs()
     np.savez(tmp_path / "data.npz", **arrays)
