@@ -2,18 +2,53 @@
 are read from the source of their registries, because importing them imports torch."""
 
 import ast
+import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 from fedcluster.analysis.names import METHODS
 
 
 def override(incomplete: str) -> list[str]:
-    """KEY=VALUE: the keys of the sections, then the values that a key may have."""
+    """KEY=VALUE: the keys of the sections, then the values that a key may have. Where one key is left, its values come
+    with it, so that a shell does not put a space behind the =."""
     key, equals, _ = incomplete.partition("=")
-    found = [f"{key}={value}" for value in values(key)] if equals else [f"{key}=" for key in keys()]
-    return [text for text in found if text.startswith(incomplete)]
+    if equals:
+        return [text for text in (f"{key}={value}" for value in values(key)) if text.startswith(incomplete)]
+    names = [name for name in keys() if name.startswith(incomplete)]
+    if len(names) == 1:
+        return [f"{names[0]}=", *(f"{names[0]}={value}" for value in values(names[0]) or default(names[0]))]
+    return [f"{name}=" for name in names]
+
+
+def answer_bash(app: Callable[..., object]) -> None:
+    """Answer bash, which splits words at = and completes only what follows it."""
+    begin = join_words()
+    with redirect_stdout(io.StringIO()) as out, suppress(SystemExit):
+        app(prog_name="fedcluster")
+    print("\n".join(line.removeprefix(begin) for line in out.getvalue().splitlines()))
+
+
+def join_words() -> str:
+    """Put the words of COMP_WORDS together that bash has split at =, and return what is before the last part."""
+    words, last = os.environ.get("COMP_WORDS", "").split("\n"), int(os.environ.get("COMP_CWORD", "0"))
+    if last < 2 or last >= len(words) or "=" not in (words[last], words[last - 1]):
+        return ""
+    first = last - 1 if words[last] == "=" else last - 2
+    os.environ["COMP_WORDS"] = "\n".join([*words[:first], "".join(words[first : last + 1])])
+    os.environ["COMP_CWORD"] = str(first)
+    return f"{words[first]}="
+
+
+def default(key: str) -> Sequence[str]:
+    """The default of a key, where it is a number or a text."""
+    from fedcluster.experiment import SECTIONS, Experiment
+
+    section, _, name = key.rpartition(".")
+    field = (SECTIONS[section] if section else Experiment).model_fields[name]
+    return [str(field.default)] if isinstance(field.default, int | float | str) else []
 
 
 def methods(incomplete: str) -> list[str]:

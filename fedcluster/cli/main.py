@@ -1,5 +1,6 @@
 """The command line. Heavy imports wait until a command needs them, so that --help answers at once."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -7,6 +8,7 @@ import typer
 import fedcluster
 from fedcluster.allocator import keep_memory
 from fedcluster.cli import federation, inspection, starting, training
+from fedcluster.cli.completion import answer_bash
 from fedcluster.cli.own_commands import Commands
 from fedcluster.cli.report import report
 
@@ -61,5 +63,8 @@ for command in COMMANDS:
 
 
 def main() -> None:
+    if os.environ.get("_FEDCLUSTER_COMPLETE") == "complete_bash":
+        answer_bash(app)
+        return
     keep_memory()
     app()

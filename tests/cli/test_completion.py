@@ -25,7 +25,8 @@ def test_models_are_those_of_the_zoo() -> None:
 
 
 def test_keys_then_values() -> None:
-    assert "clusters.count=" in completion.override("clusters.c")
+    assert completion.override("roun") == ["rounds=", "rounds=100"]
+    assert {"local.batch=", "local.betas="} <= set(completion.override("local.b"))
     assert completion.override("algorithm.name=sc") == ["algorithm.name=scaffold"]
     assert completion.override("local.optimizer=ad") == ["local.optimizer=adam", "local.optimizer=adamw"]
     assert completion.override("local.nesterov=") == ["local.nesterov=true", "local.nesterov=false"]
@@ -50,9 +51,16 @@ def test_data_sets_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_shell_is_answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """As bash asks, through the script that --install-completion installs."""
     monkeypatch.setenv("_FEDCLUSTER_COMPLETE", "complete_bash")
-    for line, answer in (("fedcluster comp", "compare"), ("fedcluster compare --lr t", "tuned")):
-        monkeypatch.setenv("COMP_WORDS", line)
-        monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
-        with pytest.raises(SystemExit):
-            app(prog_name="fedcluster")
+    lines = {
+        "fedcluster comp": "compare",
+        "fedcluster compare --lr t": "tuned",
+        "fedcluster run -o clusters.method = ba": "balanced",  # bash splits at =
+        "fedcluster run -o clusters.method =": "timezone",
+        "fedcluster run x.toml -o clusters.meth": "clusters.method=balanced",
+    }
+    for line, answer in lines.items():
+        words = line.split()
+        monkeypatch.setenv("COMP_WORDS", "\n".join(words))
+        monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+        completion.answer_bash(app)
         assert answer in capsys.readouterr().out.splitlines()
