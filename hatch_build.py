@@ -57,14 +57,14 @@ class RepositoryHook(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         url = repository(Path(self.root))
         readme = Path(self.root, "README.md").read_text(encoding="utf-8")
-        text = absolute(readme, url, f"v{metadata['version']}")
+        text = absolute(readme, url, f"v{metadata['version']}", Path(self.root))
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
         metadata["urls"] = {"Paper": "https://arxiv.org/abs/2009.10748"}
         if url:
             file = file_url(url, "blob", f"v{metadata['version']}")
             metadata["urls"] |= {
                 "Homepage": url,
-                "Documentation": f"{file}/docs/experiment.md",
+                "Documentation": f"{file}/docs/index.md",
                 "Changelog": f"{file}/CHANGELOG.md",
                 "Issues": f"{url}/issues" if "github.com" in url else f"{url}/-/issues",
             }
@@ -88,13 +88,14 @@ def file_url(url: str, kind: str, version: str) -> str:
     return f"{url}/{kind}/{version}" if "github.com" in url else f"{url}/-/{kind}/{version}"
 
 
-def absolute(readme: str, url: str, version: str) -> str:
+def absolute(readme: str, url: str, version: str, root: Path) -> str:
     """The README with links that hold elsewhere. Without a repository, pictures go, and links become their text."""
 
     def replace(link: re.Match[str]) -> str:
         picture, text, target = link.groups()
         if not url:
             return "" if picture else text
-        return f"{picture}[{text}]({file_url(url, 'raw' if picture else 'blob', version)}/{target})"
+        kind = "raw" if picture else "tree" if Path(root, target).is_dir() else "blob"
+        return f"{picture}[{text}]({file_url(url, kind, version)}/{target})"
 
     return LINK.sub(replace, readme)

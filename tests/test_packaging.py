@@ -58,6 +58,7 @@ def test_a_wheel_of_a_known_repository_links_to_it(tmp_path: Path) -> None:
     version = f"v{fedcluster.__version__}"
     assert f"](https://github.com/owner/name/raw/{version}/docs/images/demo.png)" in text
     assert f"](https://github.com/owner/name/blob/{version}/CONTRIBUTING.md)" in text
+    assert f"](https://github.com/owner/name/tree/{version}/examples)" in text
     assert "Project-URL: Issues, https://github.com/owner/name/issues" in text
     assert "secret" not in text
 
