@@ -66,7 +66,7 @@ def entry(name: str) -> Entry:
     return Entry(
         name,
         list(type(algorithm).Options.model_fields),
-        list(state.server),
+        list(dict.fromkeys("past models" if key.startswith("past.") else key for key in state.server)),
         list(algorithm.initial_device_state(torch.zeros(1), 1)),
         down,
         up,

@@ -81,7 +81,7 @@ def join(
         typer.Option(metavar="FILE", help="An experiment file whose \\[data] and \\[task] name this table's columns."),
     ] = None,
     tell_statistics: Annotated[
-        bool, typer.Option("--tell-statistics", help="Tell the server count, mean and squares of columns of numbers.")
+        bool, typer.Option("--tell-statistics", help="Send count, mean and squared deviations of numeric columns.")
     ] = False,
     evaluate: Annotated[
         bool,

@@ -173,6 +173,7 @@ def algorithms() -> None:
     with exit_on_error():
         reading("the algorithms")
         from fedcluster.algorithms import registry
+        from fedcluster.algorithms.server_optimizers import OPTIMIZERS
         from fedcluster.cli import tables
         from fedcluster.cli.grid import show
 
@@ -182,9 +183,9 @@ def algorithms() -> None:
             echo(paper)
         echo(
             "\nMessages are those of one device in one round. More than one download or upload exceeds FedCluster's "
-            "budget: the run says so, and run --strict-budget refuses it. With any algorithm, server.optimizer may be "
-            "avgm, adagrad, adam or yogi. The table is for local.optimizer = sgd: with momentum or adam, mime and "
-            "mimelite keep and send statistics (m, or m, v and t), and mimelite uploads a gradient as well."
+            "budget: the run says so, and run --strict-budget refuses it. The table is for local.optimizer = sgd: with "
+            "momentum or adam, mime and mimelite keep and send statistics (m, or m, v and t), and mimelite uploads a "
+            f"gradient as well. server.optimizer works with any algorithm: {', '.join(list(OPTIMIZERS)[1:])}."
         )
 
 

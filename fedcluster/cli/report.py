@@ -48,7 +48,7 @@ def report(
     ] = None,
     open: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
-    """Write a web page that shows runs: one file, which needs nothing else."""
+    """Write a web page that shows runs: a single, self-contained file."""
     with exit_on_error():
         reading(", ".join(map(str, runs)))
         import webbrowser

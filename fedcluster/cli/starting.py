@@ -15,7 +15,7 @@ def new(
         str,
         typer.Argument(
             metavar="NAME|PATH",
-            help="A known data set (digits, mnist, cifar10, ...), or data of your own: anything that data.name may be.",
+            help="A known data set (digits, mnist, cifar10, ...), or your own data: anything that data.name may be.",
             autocompletion=completion.data,
         ),
     ] = "digits",

@@ -39,7 +39,7 @@ def run(
         Literal["sequential", "stacked", "auto"],
         typer.Option(
             metavar="HOW",
-            help="Train a cohort's devices one after the other (sequential), stacked, or as is faster (auto).",
+            help="Train a cohort's devices one after the other (sequential), stacked, or whichever is faster (auto).",
         ),
     ] = "sequential",
     precision: Annotated[
@@ -86,7 +86,8 @@ def run(
         last = result.history[-1]
         if last["train_loss"] > ABSURD and not REGRESSION & last.keys():
             echo(
-                f"the training loss {last['train_loss']:.3g} is absurd: lower local.lr, or scale the features", err=True
+                f"the training loss {last['train_loss']:.3g} is far too high: lower local.lr, or scale the features",
+                err=True,
             )
         echo(
             f"training loss {last['train_loss']:.4f}, {test_scores(last)}after "
@@ -116,7 +117,7 @@ def compare(
         Rates,
         typer.Option(
             metavar="RATES",
-            help="Learning rates. paper: FedAvg's is M times local.lr; equal; tuned: each at its best.",
+            help="Learning rates. paper: FedAvg's is M times local.lr; equal; tuned: each method's best.",
         ),
     ] = "paper",
     target: Annotated[

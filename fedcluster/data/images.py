@@ -99,7 +99,7 @@ class Folder:
         if names != [str(k) for k in range(len(names))]:
             raise BadData(
                 f"{self.path}: the folders {', '.join(names[:3])} ... are numbered in their order, and devices of a "
-                "federation must number classes alike: name them 0, 1, 2, ... without gaps, or use a table"
+                "federation must number classes in the same way: name them 0, 1, 2, ... without gaps, or use a table"
             )
 
     def arrays(self, say: Callable[[str], None] = print) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def check_entries(path: Path, entries: zipfile.ZipFile) -> None:
     unfolded = sum(entry.file_size for entry in entries.infolist())
     if unfolded > max(UNSUSPICIOUS, EXPANSION * path.stat().st_size):
         raise BadData(
-            f"{path} would unfold to {unfolded / 2**30:,.1f} GiB, more than {EXPANSION} times its size: save it with "
+            f"{path} would expand to {unfolded / 2**30:,.1f} GiB, more than {EXPANSION} times its size: save it with "
             "numpy.savez, uncompressed, if that is meant"
         )
     check_size(path, unfolded)

@@ -213,8 +213,8 @@ def check_numbered(values: dict[str, NDArray[Any]], table: Table, name: str) -> 
     if any(y.dtype.kind not in "iu" or int(y.min()) < 0 for y in values.values()):
         raise BadData(
             f"{table.path}: the classes in column {name} are not whole numbers from 0, and devices of a federation "
-            "must number them alike: use whole numbers from 0, or list the classes in the file of --columns, as "
-            f'data.categories = {{{name} = ["...", "..."]}}'
+            "must number them in the same way: use whole numbers from 0, or list the classes in the file of --columns, "
+            f'as data.categories = {{{name} = ["...", "..."]}}'
         )
 
 

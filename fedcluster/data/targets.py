@@ -28,7 +28,7 @@ def infer_kind(y_train: Any, y_test: Any, x_train: Any, name: str) -> str:
     first, say = arrays[0], 'say which with target = "..." in the Dataset'
     floats = any(array.dtype.kind == "f" for array in arrays)
     if floats and any(array.dtype.kind != "f" for array in arrays):
-        raise BadData(f"{name}: y_train is {first.dtype} but y_test is {arrays[1].dtype}; they must be alike")
+        raise BadData(f"{name}: y_train is {first.dtype} but y_test is {arrays[1].dtype}; they must match")
     whole = all(is_whole(array) for array in arrays)
     if first.ndim == 1:
         if not floats:

@@ -105,7 +105,7 @@ class Experiment(Section):
     def attack_has_devices(self) -> "Experiment":
         if self.attack is not None and self.method != "fedcluster":
             raise ValueError(
-                f'[attack] is of devices, and method = "{self.method}" has none: remove it, or compare with --methods '
+                f'[attack] needs devices, and method = "{self.method}" has none: remove it, or compare with --methods '
                 "fedavg,fedcluster"
             )
         return self

@@ -128,7 +128,7 @@ def build(device: Ints, start: Ints, end: Ints, period: Ints) -> Availability:
     span = int(period.max()) + 1
     if len(period) * (span + 1) >= 2**63:  # places of all devices on one line of whole numbers
         raise BadData(
-            f"a trace of {span // DAY:,} days is too long for {len(period):,} devices: are its moments right?"
+            f"a trace of {span // DAY:,} days is too long for {len(period):,} devices: are its timestamps right?"
         )
     order = np.argsort(device * span + start, kind="stable")
     device, start, end = device[order], start[order], end[order]

@@ -27,7 +27,7 @@ class Events:
         if event is None:
             raise yaml.YAMLError("it ends too early")
         if not isinstance(event, kinds) or getattr(event, "anchor", None) is not None:
-            raise self.refuse(event, f"expected {here}") if here else yaml.YAMLError("it is no mapping of devices")
+            raise self.refuse(event, f"expected {here}") if here else yaml.YAMLError("it is not a mapping of devices")
         return event
 
     def refuse(self, event: Any, why: str) -> BadData:
@@ -47,7 +47,7 @@ def by_device(path: Path, content: bytes) -> dict[str, list[Change]]:
         events.next(yaml.MappingStartEvent)
         while isinstance(key := events.next(yaml.ScalarEvent, yaml.MappingEndEvent, here=NAME), yaml.ScalarEvent):
             if key.value in changes:
-                raise events.refuse(key, f"device {key.value} is there twice")
+                raise events.refuse(key, f"device {key.value} appears twice")
             changes[key.value] = list(changes_of(events))
         events.next(yaml.DocumentEndEvent)
         events.next(yaml.StreamEndEvent)

@@ -230,7 +230,7 @@ def flash(path: Path, content: bytes, day: str) -> Trace:
         device += [len(names) - 1] * len(spans[-1])
     twice = repeated(names)
     if twice is not None:
-        raise BadData(f"{path}: device {names[twice]} is there twice")
+        raise BadData(f"{path}: device {names[twice]} appears twice")
     span = np.concatenate(spans) if spans else np.zeros((0, 2), np.int64)
     start, end = since_midnight(span[:, 0], span[:, 1])
     where = lambda row: f"{path}, device {names[device[row]]}"  # noqa: E731
@@ -259,7 +259,7 @@ def ready(messages: str, source: str) -> NDArray[np.int64]:
     lines = [(n, line.split("\t")) for n, line in enumerate(messages.split("\n"), 1) if line.strip("\r\n\t \0")]
     for n, parts in lines:
         if len(parts) != 2:
-            raise BadData(f"{source}, line {n} of its messages: expected a moment, a tab and an event")
+            raise BadData(f"{source}, line {n} of its messages: expected a timestamp, a tab and an event")
     stamps = [parts[0].strip() for _, parts in lines]
     try:
         moments = np.array(stamps, "datetime64[ms]").astype(np.int64)
@@ -267,11 +267,11 @@ def ready(messages: str, source: str) -> NDArray[np.int64]:
         moments = np.zeros(0, np.int64)
     if len(moments) < len(lines) or any(len(stamp) != 19 for stamp in stamps):
         n = next(n for n, parts in lines if not is_moment(parts[0].strip()))
-        raise BadData(f"{source}, line {n} of its messages: the moment is not YYYY-MM-DD HH:MM:SS")
+        raise BadData(f"{source}, line {n} of its messages: the timestamp is not YYYY-MM-DD HH:MM:SS")
     if outside(moments).any():
         n, parts = lines[int(outside(moments).argmax())]
         raise BadData(
-            f"{source}, line {n} of its messages: {parts[0].strip()}, but moments are from {SPAN[0]} to {SPAN[1]}"
+            f"{source}, line {n} of its messages: {parts[0].strip()}, but timestamps are from {SPAN[0]} to {SPAN[1]}"
         )
     state = {"locked": False, "wifi": False, "charging": False}
     began: int | None = None
@@ -343,7 +343,7 @@ def fedscale(path: Path, content: bytes, day: str) -> Trace:
         a, b = a[different], np.where(b > a, b, b + period)[different]
         rows.append(np.stack([np.full(len(a), k), a, b]))
     if repeated(names) is not None:
-        raise BadData(f"{path}: a client is there twice, as a number and as a text")
+        raise BadData(f"{path}: a client appears twice, as a number and as a text")
     device, start, end = np.concatenate(rows, axis=1)
     device, start, end = device.astype(np.int64), to_ms(start), to_ms(end)
     return Trace(path, names, device, start, end, np.array(periods), lambda row: f"{path}, client {names[device[row]]}")

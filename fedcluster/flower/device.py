@@ -365,7 +365,7 @@ def add_received(context: RecordDict, cycle: str, phase: int, phases: int, recei
     context.pop(RECEIVED, None)
     if phase > 0:
         if stored is None or stored.get("cycle") != cycle:
-            raise InvalidMessage("a later phase of a cycle whose first phase did not come here")
+            raise InvalidMessage("a later phase of a cycle whose first phase did not reach this device")
         received = unpack_tensors({name: data for name, data in stored.items() if name != "cycle"}) | received
     if phase + 1 < phases:
         context[RECEIVED] = ConfigRecord({"cycle": cycle, **pack_tensors(received)})

@@ -268,7 +268,7 @@ def serve(
     config = identity.config()
 
     def failure(message: Message, error: Exception) -> Message:
-        say(printable(f"device {identity.device} cannot do what it is asked: {error}"))
+        say(printable(f"device {identity.device} cannot do what the server asks: {error}"))
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)[:500]), reply_to=message)
 
     while True:

@@ -85,7 +85,7 @@ def read(path: Path) -> list[tuple[int, int, int]]:
                 raise ValueError("not a cycle")
         except (ValueError, KeyError, TypeError, RecursionError):
             raise BadRun(
-                f"{path}, line {number}, is damaged, which says what was released: put it back from a copy"
+                f"{path}, line {number}, is damaged, which says what was released: restore it from a copy"
             ) from None
         lines.append(entry)
     if whole != content:

@@ -244,7 +244,7 @@ def find_metrics(given: Iterable[Any], target: str | None = None) -> list[Metric
     """The metrics that are asked for. Those of the table must fit the kind of the targets."""
     metrics = [find_metric(one) for one in given]
     if len({metric.name for metric in metrics}) < len(metrics):
-        raise BadExperiment(f"metrics: a name is there twice in {', '.join(metric.name for metric in metrics)}")
+        raise BadExperiment(f"metrics: a name appears twice in {', '.join(metric.name for metric in metrics)}")
     for metric in metrics:
         if target is not None and metric.targets and target not in metric.targets:
             fitting = [name for name, other in METRICS.items() if target in other.targets]

@@ -108,9 +108,9 @@ def spent(accountant: Accountant, noise_multiplier: float, rounds: tuple[tuple[D
 @lru_cache(maxsize=256)
 def least_noise(accountant: Accountant, epsilon: float, rounds: tuple[tuple[Draw, int], ...]) -> float:
     if spent(accountant, LEAST_NOISE, rounds) <= epsilon:
-        raise BadExperiment(f"privacy.epsilon = {epsilon:g} takes next to no noise and protects nothing: lower it")
+        raise BadExperiment(f"privacy.epsilon = {epsilon:g} needs almost no noise and protects nothing: lower it")
     if spent(accountant, MOST_NOISE, rounds) > epsilon:
-        raise BadExperiment(f"privacy.epsilon = {epsilon:g} takes more noise than can be accounted for: raise it")
+        raise BadExperiment(f"privacy.epsilon = {epsilon:g} needs more noise than can be accounted for: raise it")
     dp = library()
     with quiet():
         noise = dp.calibrate_dp_mechanism(

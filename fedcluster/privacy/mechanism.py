@@ -115,7 +115,7 @@ def build(experiment: Experiment, schedule: Schedule) -> Mechanism | None:
     if accountant.delta >= 1 / devices:
         raise BadExperiment(
             f"privacy.delta = {accountant.delta:g} is not below 1 / {devices:,}, one over the number of devices: "
-            "that would allow to give away all that one device has; use a tenth of it or less"
+            "that would allow revealing all data of one device; use a tenth of it or less"
         )
     bands = 1 if section.mechanism != "banded" else section.bands or clusters
     if bands > clusters:

@@ -129,7 +129,7 @@ class Folder:
             changed = [key for key in stored | fingerprints if stored.get(key) != fingerprints.get(key)]
             raise BadRun(
                 f"{self.path} was started with different {' and '.join(changed)} under the same name: "
-                "put the old files back, or choose another --out"
+                "restore the old files, or choose another --out"
             )
 
     def begin(self, facts: dict[str, Any], say: Say) -> None:
@@ -181,7 +181,7 @@ class Folder:
                 ) from None
             except Altered as error:
                 altered = altered or BadRun(
-                    f"{error.path} was altered after the run had written it, and the checkpoints rest on it: put the "
+                    f"{error.path} was altered after the run had written it, and the checkpoints depend on it: put the "
                     f"file back from a copy, or remove {path.parent} to train again from the start"
                 )
             except (ValueError, KeyError) as error:
@@ -267,7 +267,7 @@ def run_facts(folder: Path, check: bool = True) -> dict[str, Any]:
         facts, sealed = {}, False
     if check and not sealed:
         raise BadRun(
-            f"{path} is damaged: put it back from a copy, or delete it together with {MODEL}, if that is there, "
+            f"{path} is damaged: restore it from a copy, or delete it together with {MODEL}, if that is there, "
             "and --resume writes them again from the checkpoint"
         )
     return dict(facts)

@@ -48,7 +48,7 @@ def check_parts(experiment: Experiment, algorithm: FedAvg, transforms: Transform
         if own.contribution is not FedAvg.contribution or own.aggregate_spec is not FedAvg.aggregate_spec:
             raise BadExperiment(
                 f"{KEY} shows the server the sum of the updates only, and algorithm.name = "
-                f'"{algorithm.name}" weighs or scales each of them there: use another algorithm'
+                f'"{algorithm.name}" weights or scales each of them there: use another algorithm'
             )
     for transform in transforms.transforms:
         if type(transform).on_server is not UpdateTransform.on_server:

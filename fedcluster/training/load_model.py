@@ -66,4 +66,4 @@ def saved_tensors(folder: Path, best: bool = False, cluster: int | None = None) 
             return load_tensors(content)
     except (OSError, SafetensorError):
         pass
-    raise BadRun(f"{folder / name} is missing or altered since the run finished: put it back from a copy")
+    raise BadRun(f"{folder / name} is missing or altered since the run finished: restore it from a copy")

@@ -258,7 +258,7 @@ def test_rules_say_how_many_updates_they_need(name: str, options: dict[str, Any]
         ({"name": "krum", "f": 2}, {}, '"krum" with f = 2 needs 7 updates a cycle, but cohorts have as few as 6'),
         ({"name": "trimmed_mean", "beta": 0.1}, {}, "with beta = 0.1 needs 10 updates"),
         ({"name": "median", "bucketing": 3}, {}, '"median" with bucketing = 3 needs 7 updates'),
-        ({"name": "median"}, {"algorithm": {"name": "fednova"}}, '"fednova" weighs or scales them'),
+        ({"name": "median"}, {"algorithm": {"name": "fednova"}}, '"fednova" weights or scales them'),
         ({"name": "norm_clip", "norm": 1.0}, {"algorithm": {"name": "scaffold"}}, "also sends variate: use times"),
         ({"name": "norm_clip", "norm": 1.0, "times": 2.0}, {}, "has both norm and times"),
         ({"name": "trimmed_mean", "beta": 0.5}, {}, "aggregation.beta = 0.5 is not allowed"),

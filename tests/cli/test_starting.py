@@ -64,7 +64,7 @@ def test_a_table_with_numbers_and_devices(here: Here, tmp_path: Path) -> None:
     columns = "distance,price,shop"
     table(tmp_path / "shops.csv", columns, lambda n: f"{n / 3:.2f},{random.gauss(0, 1):.5f},shop-{n % 9}")
     code, _, err = here("new", "shops.csv")
-    assert (code, "distance, price, shop: say which is learned, -o data.target=NAME" in err) == (3, True)
+    assert (code, "distance, price, shop: say which one to predict, -o data.target=NAME" in err) == (3, True)
     assert not (tmp_path / "shops.toml").exists()
     code, _, err = here("new", "shops.csv", "-o", "data.target=price", "-o", "data.device=shop", "-o", "local.lr=0.02")
     assert code == 0, err

@@ -49,7 +49,10 @@ def test_every_command_that_prints_tables_fits_80_columns(narrow: Callable[..., 
     assert "M" in narrow("advise", few)
     narrow("run", path, "--out", "run")
     assert "worst decile" in narrow("evaluate", "run", "--devices")
-    assert "local_ghbm" in narrow("algorithms")
+    listed = narrow("algorithms")
+    assert "local_ghbm" in listed
+    assert "past models" in listed
+    assert "round_momentum, amplified" in " ".join(listed.split())
 
 
 def test_one_seed_shows_no_deviation_and_small_models_kilobytes(

@@ -63,9 +63,9 @@ def test_bytes_are_standardised_by_channel() -> None:
     [
         ({"x_train": np.zeros((3, 2))}, "one label for each of the 3 samples"),
         ({"y_train": None}, "lacks y_train"),
-        ({"y_train": "float"}, "y_train is float64 but y_test is int64; they must be alike"),
+        ({"y_train": "float"}, "y_train is float64 but y_test is int64; they must match"),
         ({"x_train": "nan"}, "not finite"),
-        ({"x_test": np.zeros((40, 9), np.float32)}, "they must be alike"),
+        ({"x_test": np.zeros((40, 9), np.float32)}, "they must match"),
         ({"device_train": np.zeros(3)}, "device_train must name one device"),
         ({"x_train": np.array([{"a": 1}] * 3, dtype=object)}, "of plain arrays"),
     ],
@@ -96,7 +96,7 @@ def test_an_npz_may_not_unfold_into_gigabytes(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(npz, "UNSUSPICIOUS", 100_000)  # of zeros, as a file of gigabytes would take its time
     zeros = np.zeros((50_000, 4), np.float32)
     np.savez_compressed(tmp_path / "bomb.npz", x_train=zeros, y_train=zeros[:, 0], x_test=zeros, y_test=zeros[:, 0])
-    with pytest.raises(BadData, match=r"would unfold to .* more than 100 times its size"):
+    with pytest.raises(BadData, match=r"would expand to .* more than 100 times its size"):
         open_dataset(str(tmp_path / "bomb.npz"))
 
 
@@ -397,7 +397,7 @@ def test_devices_of_a_federation_number_classes_alike(tmp_path: Path) -> None:
         ("negative", "0.5,-1\n1.5,1\n"),
         ("floats", "0.5,1.0\n1,2.0\n"),
     ):
-        with pytest.raises(BadData, match="number them alike: use whole numbers from 0, or list the classes"):
+        with pytest.raises(BadData, match="number them in the same way: use whole numbers from 0, or list the classes"):
             one_device(tmp_path / name, rows, Data())
     assert one_device(tmp_path / "numbers", "".join(f"{i / 3},4\n" for i in range(5)), Data()).y_train.unique() == 4
 

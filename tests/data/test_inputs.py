@@ -136,7 +136,7 @@ def test_an_absurd_loss_is_called_so(here: Here, write_experiment: Write, tmp_pa
     )
     unbounded = write_experiment(data={"name": "data.npz"}, accept={"norm_bound": "off"})
     code, _, err = here("run", unbounded, "--workers", 1)
-    assert (code, "is absurd: lower local.lr, or scale the features" in err) == (0, True)
+    assert (code, "is far too high: lower local.lr, or scale the features" in err) == (0, True)
 
 
 def test_a_start_that_does_not_fit(here: Here, write_experiment: Write, tmp_path: Path) -> None:

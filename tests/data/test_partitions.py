@@ -283,7 +283,10 @@ def test_the_clusters_that_are_shown_are_those_of_a_run() -> None:
         ({"partition": "dirichlet", "samples": 5, "min_samples": 2}, 'is for fleet.samples = "all"'),
         ({"partition": "pathological", "classes": 11}, "fleet.classes = 11, but data has 10 classes"),
         ({"partition": "shards", "shards": 200}, "more than the 1,000 training samples"),
-        ({"partition": "shards", "samples": 5}, "shares out the whole training set: leave out fleet.samples"),
+        (
+            {"partition": "shards", "samples": 5},
+            "divides the whole training set: leave out fleet.samples",
+        ),
         ({"partition": "major_class", "samples": "all"}, 'fleet.samples = "all" is not possible'),
         ({"partition": "quantity", "samples": 2, "min_samples": 5}, "is more than 20 samples"),
         ({"partition": "iid", "samples": "all", "devices": 2000}, "would hold no samples of data"),

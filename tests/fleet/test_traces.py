@@ -215,7 +215,7 @@ def test_a_slip_of_the_pen_is_not_eighteen_centuries(path: Path) -> None:
     rows = "device,start,end\na,2026-01-15 22:00:00,2026-01-16 06:00:00\nb,0202-01-15 22:00:00,2026-01-16 06:00:00\n"
     with pytest.raises(BadData, match="line 3: start is in the year 0202: moments are from 1970 to 2100"):
         read(path, rows)
-    with pytest.raises(BadData, match="line 1 of its messages: 0202-01-28 10:00:00, but moments are from 1970"):
+    with pytest.raises(BadData, match="line 1 of its messages: 0202-01-28 10:00:00, but timestamps are from 1970"):
         read(path, json.dumps({"guid": "a", "messages": "0202-01-28 10:00:00\twifi"}))
     with pytest.raises(BadData, match="a trace of 666,000 days is too long for 200,000 devices"):
         build(np.zeros(1, int), np.zeros(1, int), np.ones(1, int), np.full(200_000, 666_000 * DAY))
@@ -247,7 +247,7 @@ def test_old_pickles_are_not_even_recognised(path: Path, tmp_path: Path) -> None
         ("a:\n- [0, free]\n- [-1, busy]\n", "line 3: '-1' is not a number of seconds"),
         ("a:\n- [0, free, 3]\n", "line 2: expected a change"),
         ("a:\n  b: 3\n", "line 2: expected the device's changes"),
-        ("a: [[0, free]]\na: [[0, free]]\n", "line 2: device a is there twice"),
+        ("a: [[0, free]]\na: [[0, free]]\n", "line 2: device a appears twice"),
         ("a: &x [[0, free]]\nb: *x\n", "line 1: expected"),
         ("a: !!python/object/apply:os.system [echo]\n", "line 1: expected a change"),
         ("just a sentence\n", "none of the formats"),
@@ -258,7 +258,10 @@ def test_old_pickles_are_not_even_recognised(path: Path, tmp_path: Path) -> None
         ('[{"guid": "a", "messages": ""}, {"guid": "b", "messages": ""}, {"guid": "a", "messages": ""}]', "a is there"),
         ('{"guid": "a", "messages": ', "is not JSON"),
         (json.dumps({"guid": "a", "messages": "2020-01-28 10:00:00\twifi\n2020\twifi"}), "device a, line 2 of its"),
-        (json.dumps({"guid": "a", "messages": "2020-01-28 10:00:00 wifi"}), "line 1 .* a moment, a tab and an event"),
+        (
+            json.dumps({"guid": "a", "messages": "2020-01-28 10:00:00 wifi"}),
+            "line 1 .* a timestamp, a tab and an event",
+        ),
         (json.dumps({"guid": "a", "messages": "\n2020-01-28 10:00:00\tlost"}), "line 2 .* event 'lost' is not known"),
         (pickle.dumps([1, 2]), "must hold a dict of clients"),
         (pickle.dumps({1: {"active": [1], "inactive": [], "finish_time": 9}}), "client 1: active and inactive"),

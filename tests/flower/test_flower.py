@@ -310,7 +310,7 @@ def test_a_device_holds_what_it_received_until_the_last_exchange_of_the_cycle() 
     assert torch.equal(received["gradient"], gradient)
     assert not state.config_records
     add_received(state, "run/0/1", 0, 2, {"model": model})
-    with pytest.raises(InvalidMessage, match="whose first phase did not come here"):
+    with pytest.raises(InvalidMessage, match="whose first phase did not reach this device"):
         add_received(state, "run/0/2", 1, 2, {"gradient": gradient})
     add_received(state, "run/0/2", 0, 1, {"model": model})
     assert not state.config_records, "with one exchange there is nothing to hold"

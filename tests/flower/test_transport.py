@@ -112,7 +112,7 @@ def test_a_device_reports_a_message_that_it_cannot_decode(monkeypatch: pytest.Mo
     connection = FleetConnection(garbage, Node(node_id=5))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         serve(connection, ClientApp(), Identity("3", "x.npz"), RecordDict(), said.append)
-    assert said[0].startswith("device 3 cannot do what it is asked: a message that cannot be decoded")
+    assert said[0].startswith("device 3 cannot do what the server asks: a message that cannot be decoded")
     (reply,) = garbage.replies
     assert "cannot be decoded" in reply.error.reason
     assert reply.metadata.reply_to_message_id == garbage.message.object_id

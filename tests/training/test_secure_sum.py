@@ -156,7 +156,7 @@ class First:
     ("keys", "message"),
     [
         ({"aggregation": {"name": First}}, "compares them"),
-        ({"algorithm": {"name": "fednova"}}, '"fednova" weighs or scales each of them there'),
+        ({"algorithm": {"name": "fednova"}}, '"fednova" weights or scales each of them there'),
         ({"transforms": [OnServer()]}, "the transform OnServer changes each of them there"),
         ({"clusters": {"method": "balanced", "count": 2, "features": "gradients"}}, "needs the gradients of each"),
         ({"clusters": {"method": "major_class", "count": 2}, "fleet": {"devices": 24}}, "needs the labels of each"),

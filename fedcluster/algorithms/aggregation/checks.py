@@ -23,7 +23,7 @@ def check(section: Aggregation, algorithm: FedAvg, start: State, schedule: Sched
         if type(phase).contribution is not FedAvg.contribution:
             raise BadExperiment(
                 f"aggregation.name = {name} needs the updates as devices send them, and algorithm.name = "
-                f'"{algorithm.name}" weighs or scales them by their steps: use "mean", or another algorithm'
+                f'"{algorithm.name}" weights or scales them by their steps: use "mean", or another algorithm'
             )
         aggregator(spec, section.options)
     if not hasattr(aggregator, "least") or (least := aggregator.least(section.options)) < 2:

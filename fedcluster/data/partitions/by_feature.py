@@ -68,7 +68,7 @@ def check_features(dataset: Dataset) -> None:
 def rotated(x: Tensor, degrees: float) -> Tensor:
     """Pictures [N, channels, height, width] turned by an angle about their centre, bilinearly; outside is 0."""
     if x.ndim != 4:
-        raise BadExperiment('kind = "rotation" turns pictures, and the samples are none: use kind = "noise"')
+        raise BadExperiment('kind = "rotation" rotates pictures, and the samples are not pictures: use kind = "noise"')
     if degrees == 0:
         return x
     angle = np.deg2rad(degrees)

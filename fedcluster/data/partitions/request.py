@@ -33,7 +33,7 @@ class Request:
     def refuse_sizes(self, partition: str) -> None:
         if self.sizes is not None:
             raise BadExperiment(
-                f'fleet.partition = "{partition}" shares out the whole training set: leave out fleet.samples'
+                f'fleet.partition = "{partition}" divides the whole training set: leave out fleet.samples'
             )
 
 

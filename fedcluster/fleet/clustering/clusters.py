@@ -109,7 +109,9 @@ def build(
         )
     assignment, second = (given, None) if given.ndim == 1 else (given[:, 0], given[:, 1])
     if second is not None and (second.max() > assignment.max() or ((assignment < 0) != (second < 0)).any()):
-        raise BadExperiment("the clustering gives a device a second cluster that is nobody's first, or only one of two")
+        raise BadExperiment(
+            "the clustering gives a device a second cluster that is no device's first, or only one of two"
+        )
     count = options.count or int(assignment.max()) + 1
     if method.at_most:
         count = min(count, int(assignment.max()) + 1)
