@@ -11,6 +11,7 @@ A key, an option or a public name without a description is a warning, and with -
 
 import json
 import logging
+import math
 import os
 import re
 from itertools import product
@@ -76,9 +77,9 @@ def keys_page() -> str:
     meanings = described_keys()
     text = [
         "# Every key\n",
-        "Types, limits and defaults are read from the program, meanings from [The experiment file](../experiment.md). "
-        "A key of `-o` is written with its section: `-o local.lr=0.1`.\n",
-        "## At the top\n",
+        "Types, limits and defaults come from the program, meanings from [The experiment file](../experiment.md). "
+        "On the command line, write a key with its section: `-o local.lr=0.1`.\n",
+        "## Top level\n",
         rows("", {key: one for key, one in Experiment.model_fields.items() if key not in SECTIONS}, meanings),
     ]
     for name, section in [*SECTIONS.items(), *SCHEDULES.items()]:
@@ -133,6 +134,13 @@ def kind(annotation: Any, metadata: Any = ()) -> str:
 
 
 def number(value: float) -> str:
+    """A number in words; large powers of 10 and 2 as such."""
+    if value == int(value) and abs(value) >= 10**6:
+        power = round(math.log10(value)), value.bit_length() - 1 if isinstance(value, int) else 0
+        if value in (10 ** power[0], float(10 ** power[0])):
+            return f"10^{power[0]}"
+        if 2 ** power[1] == value:
+            return f"2^{power[1]}"
     return f"{value:,}" if abs(value) < 10**7 and value == int(value) else f"{value:g}"
 
 
@@ -146,7 +154,7 @@ def plain(annotation: Any) -> str:
         return " or ".join(f'`"{one}"`' for one in arguments)
     if origin in (tuple, list):
         inner = [plain(one) for one in arguments if one is not Ellipsis]
-        return f"a list of {inner[0]}" if Ellipsis in arguments or origin is list else f"[{', '.join(inner)}]"
+        return f"a list of {inner[0]}s" if Ellipsis in arguments or origin is list else f"[{', '.join(inner)}]"
     if origin is dict:
         return "a table"
     names = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "name"}

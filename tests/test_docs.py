@@ -5,6 +5,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,25 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
 def test_the_experiments_of_a_page_are_valid(page: Path) -> None:
     for block in blocks(page, "toml"):
         fedcluster.Experiment(**tomllib.loads(block))
+
+
+def tabs(page: Path) -> list[str]:
+    """The code of the tabs of a page."""
+    found = re.findall(r"^    ```python\n(.*?)^    ```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(code) for code in found]
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "coming-from").glob("*.md")), ids=name)
+def test_the_tabs_of_other_frameworks_are_code(page: Path) -> None:
+    """FedCluster's is a valid experiment; Flower's, which is installed, is imported; the others compile."""
+    ours, theirs = tabs(page)
+    variables: dict[str, object] = {}
+    exec(ours.partition("result =")[0], variables)  # noqa: S102 - our own page
+    assert isinstance(variables["experiment"], fedcluster.Experiment)
+    code = compile(theirs, str(page), "exec")
+    if page.stem == "flower":
+        pytest.importorskip("flwr")
+        exec(code, {})  # noqa: S102 - our own page
 
 
 def commands() -> Iterator[tuple[str, str]]:

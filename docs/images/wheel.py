@@ -35,19 +35,19 @@ def place(angle: float, radius: float) -> tuple[float, float]:
 
 
 def main() -> None:
-    figure, (left, right) = canvas(2, 11, 5.6)
+    figure, (left, right) = canvas(2, 11, 6.3)
     active = np.zeros(CLUSTERS * EACH, bool)
     for cluster in range(CLUSTERS):
         active[cluster * EACH + np.array([1, 4])[:TAKING_PART]] = True
     for ax, title in ((left, "FedAvg: one update a round"), (right, "FedCluster: five updates a round")):
-        ax.set(xlim=(-1.45, 1.45), ylim=(-1.45, 1.35), aspect="equal", title=title)
+        ax.set(xlim=(-1.45, 1.45), ylim=(-1.55, 1.35), aspect="equal", title=title)
         ax.axis("off")
     devices(left, False, active)
     left.text(0, 0, "$W$", ha="center", va="center", fontsize=22, color=DARK)
     for number in np.flatnonzero(active):
         angle = np.pi / 2 - 2 * np.pi * (number + 0.5) / len(active)
         arrow(left, place(angle, 0.84), place(angle, 0.22), "#8A8A8A")
-    left.text(0, -1.38, "Ten devices train at once. Their average is the next model.", ha="center", fontsize=10)
+    left.text(0, -1.52, "Ten devices train at once. Their average is the next model.", ha="center", fontsize=10)
     devices(right, True, active)
     middles = [np.pi / 2 - 2 * np.pi * (cluster + 0.5) / CLUSTERS for cluster in range(CLUSTERS)]
     for cluster, angle in enumerate(middles):
@@ -62,8 +62,8 @@ def main() -> None:
         right.text(x, y, f"cluster {cluster + 1}", ha="center", va="center", fontsize=10, color=COLOURS[cluster])
     for before, after in pairwise(middles):
         arrow(right, place(before - 0.26, 0.5), place(after + 0.26, 0.5), DARK, curve=-0.25)
-    words = "Clusters take turns: each starts from the model that the one before has left."
-    right.text(0, -1.38, words, ha="center", fontsize=10)
+    words = "Clusters take turns: each starts from the model of the previous one."
+    right.text(0, -1.52, words, ha="center", fontsize=10)
     figure.suptitle("The same ten devices, the same ten downloads and uploads", fontsize=11)
     save(figure, Path(__file__).with_suffix(".png"))
 
