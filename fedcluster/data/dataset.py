@@ -94,7 +94,7 @@ class Dataset:
             if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
                 raise BadData(
                     f"{self.name}: training {what} are {describe(train)} but test {what} are {describe(test)}; "
-                    "they must be alike"
+                    "they must match"
                 )
         self.count_outputs(outputs)
         if self.target_scale is not None:

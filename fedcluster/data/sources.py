@@ -3,6 +3,7 @@
 Tables and pictures are decoded once into a cache of plain arrays ($FEDCLUSTER_CACHE, or the user's cache folder).
 """
 
+import inspect
 import json
 import os
 import re
@@ -79,7 +80,8 @@ def open_dataset(data: Any, say: Say = print, target: str | None = None) -> Data
         return given(name, data, target, say)
     if callable(name):
         refuse_columns(data, getattr(name, "__name__", "data"))
-        return checked(name(), getattr(name, "__name__", "data"))
+        function = getattr(name, "__name__", "data")
+        return checked(called(name, function), function)
     raise BadData(
         "data.name must be a name, a path, a function, a Dataset, a datasets.Dataset, a torch Dataset, a table, a data "
         f"frame or arrays by name, not {type(name).__name__}"
@@ -103,7 +105,7 @@ def named(name: str, data: Data, target: str | None, say: Say) -> Dataset:
         return Dataset(**local(path, data, target, say), name=path.name)
     if ":" in name:
         refuse_columns(data, name)
-        return checked(import_object(name)(), name)
+        return checked(called(import_object(name), name), name)
     if path.suffix or name.startswith(("/", ".", "~")):
         raise BadData(f"data.name: there is no file or folder {name}")
     if files := data_folder(name):
@@ -123,6 +125,16 @@ def refuse_columns(data: Data, source: str) -> None:
     for key in (*FOR_TABLES, "split", "standardise"):
         if getattr(data, key) not in (None, False):
             raise BadData(f"data.{key} is for tables, and {source} gives arrays: leave it out")
+
+
+def called(function: Any, name: str) -> Any:
+    """What a function of the user's returns."""
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        needed = "a function without arguments that returns a fedcluster.Dataset"
+        raise BadData(f"data.name: {name} must be {needed}") from None
+    return function()
 
 
 def checked(dataset: Any, name: str) -> Dataset:

@@ -38,6 +38,11 @@ def test_the_embedded_digits_are_scikit_learns() -> None:
         np.testing.assert_array_equal(values, expected[key], strict=True)
 
 
+def test_a_function_that_needs_arguments_gives_no_data() -> None:
+    with pytest.raises(BadData, match="os:system must be a function without arguments"):
+        open_dataset("os:system")
+
+
 def test_npz_keeps_floats_as_they_are(tmp_path: Path) -> None:
     arrays = blobs()
     np.savez(tmp_path / "data.npz", **arrays)
