@@ -167,7 +167,10 @@ def named_columns(name: str, wanted: Keys, say: Say) -> Keys:
     there = table.data.column_names
     target = wanted.get("target") or columns.label_column(table)
     if target is None:
-        raise BadData(f"{name} has the columns {', '.join(there[:50])}: say which one to predict, -o data.target=NAME")
+        raise BadData(
+            f"{name} has the columns {', '.join(there[:50])}: say which one to predict, -o data.target=NAME, or, for "
+            "the next token of a text, -o data.tokenizer=characters"
+        )
     device = wanted.get("device") or (columns.DEVICE if columns.DEVICE in there else None)
     keys = {"target": target} | ({"device": device} if device else {})
     used = {device, *([target] if isinstance(target, str) else target)}

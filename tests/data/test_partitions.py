@@ -203,7 +203,7 @@ def test_the_last_device_sees_pictures_turned_by_all_degrees() -> None:
     seen = found.dataset.x_train[last].int()
     assert min(int((seen - other.int()).abs().max()) for other in turned) <= 1
     assert found.dataset.x_train.dtype == torch.uint8
-    with pytest.raises(BadExperiment, match="turns pictures"):
+    with pytest.raises(BadExperiment, match="rotates pictures"):
         partition(labelled(), devices=2, partition="feature_skew", kind="rotation")
 
 
