@@ -255,7 +255,7 @@ def test_old_pickles_are_not_even_recognised(path: Path, tmp_path: Path) -> None
         ("", "none of the formats"),
         ('[{"guid": "a", "messages": 3}]', "record 1 needs a guid"),
         ('["messages"]', "a record must be an object"),
-        ('[{"guid": "a", "messages": ""}, {"guid": "b", "messages": ""}, {"guid": "a", "messages": ""}]', "a appears twice"),
+        ('[{"guid": "a", "messages": ""}, {"guid": "b", "messages": ""}, {"guid": "a", "messages": ""}]', "a appears"),
         ('{"guid": "a", "messages": ', "is not JSON"),
         (json.dumps({"guid": "a", "messages": "2020-01-28 10:00:00\twifi\n2020\twifi"}), "device a, line 2 of its"),
         (
