@@ -109,6 +109,8 @@ class Turn:
         w, m, v = self.W, np.zeros_like(self.W), np.zeros_like(self.W)
         for t, batch in enumerate(self.batches[k], start=1):
             d = direction(k, w, batch)
+            if self.options["clip_norm"] is not None:
+                d = d * min(1.0, self.options["clip_norm"] / np.linalg.norm(d))
             if kind == "sgd":
                 w = w - self.eta * d
             elif kind == "momentum":

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from fedcluster.algorithms.fedavg import FedAvg
 from fedcluster.algorithms.past_models import initial, past
-from fedcluster.experiment import Section
+from fedcluster.experiment import Local, Section
 from fedcluster.models.flat_model import FlatModel
 from fedcluster.models.local_sgd import Batches, local_sgd
+from fedcluster.models.optimizers import SGD
 from fedcluster.state import State, Tensors
 
 Beta = Annotated[float, Field(ge=0, le=2)]
@@ -96,6 +97,17 @@ class LocalGhbm(FedAvg):
         return torch.where(last < 0, 0.0, factor)
 
 
+class HeavyBall(SGD):
+    """w <- w - lr (g + factor (last - w)), of which only g is clipped"""
+
+    def __init__(self, options: Local, lr: float, last: Tensor, factor: Tensor) -> None:
+        super().__init__(options, lr, {})
+        self.last, self.factor = last, factor
+
+    def step(self, w: Tensor, g: Tensor) -> None:
+        super().step(w, g.addcmul(self.last - w, self.factor))
+
+
 class FedHbm(LocalGhbm):
     name = "fedhbm"
 
@@ -104,11 +116,8 @@ class FedHbm(LocalGhbm):
 
     def train(self, flat_model: FlatModel, received: Tensors, batches: Batches, device_state: Tensors) -> Tensors:
         factor, last = self.factor(batches, received, device_state), device_state["model"]
-
-        def add_momentum(gradient: Tensor, w: Tensor, start: Tensor) -> None:
-            gradient.addcmul_(last - w, factor)
-
-        w = local_sgd(flat_model, received["model"], batches, correct=add_momentum if self.options.beta else None)
+        rule = HeavyBall(self.local, batches.lr, last, factor) if self.options.beta else None
+        w = local_sgd(flat_model, received["model"], batches, rule=rule)
         device_state |= {
             "model": w[..., : flat_model.size].clone(),
             "t": received["t"].expand_as(device_state["t"]).clone(),

@@ -15,11 +15,11 @@ from fedcluster.models.metrics import Metric
 from fedcluster.reporting import Say
 from fedcluster.runs.devices import TABLE, score_names, write_table
 from fedcluster.runs.directory import BEST
-from fedcluster.runs.metrics import METRICS, Line, read_lines
+from fedcluster.runs.metrics import Line
 from fedcluster.runs.plots import device_plot
 from fedcluster.runs.progress import tracked
 from fedcluster.training.best_model import stored_round
-from fedcluster.training.load_model import saved_tensors
+from fedcluster.training.load_model import rounds_of, saved_tensors
 from fedcluster.training.open_data import with_targets
 from fedcluster.training.setup import Setup, prepare
 from fedcluster.training.threads import repeatable
@@ -59,7 +59,7 @@ class Evaluation:
 
 def evaluate(run: Path, data: str | None, devices: bool, best: bool, workers: int, say: Say) -> Evaluation:
     """Score a run's model. Other data are prepared as the run's own data were."""
-    tensors, experiment = saved_tensors(run, best), load(run / "experiment.toml")
+    tensors, rounds, experiment = saved_tensors(run, best), rounds_of(run), load(run / "experiment.toml")
     with repeatable():
         setup = prepare(experiment, say, track=tracked)
         setup.evaluate.threads = workers
@@ -71,7 +71,7 @@ def evaluate(run: Path, data: str | None, devices: bool, best: bool, workers: in
             w = setup.flat_model.from_state_dict(tensors)
         except ValueError as error:
             raise BadRun(f"the saved model does not fit the model of {run} ({error})") from None
-        round = stored_round(run / BEST) if best else len(read_lines(run / METRICS))
+        round = stored_round(run / BEST) if best else rounds
         setup.evaluate.dataset = tested
         scores = setup.evaluate.measure(w, tested.x_test, tested.y_test, setup.evaluate.metrics)
         line, summary = None, dict[str, Any]()

@@ -257,11 +257,14 @@ def kind_of(table: Table, name: str, data: Data) -> Kind:
     numeric = [is_number(each) for each in texts]
     if all(numeric):
         return "number"
-    if any(numeric) or data.features is None:
+    scaled = isinstance(data.standardise, dict) and name in data.standardise
+    if any(numeric) or data.features is None or scaled:
         codes = table.words(name)[0]
         row = int(np.flatnonzero(np.append(~np.array(numeric), False)[codes])[0])
         first = "correct it" if data.features else "name the features in data.features"
         advice = f"{first}, or list {name} in data.categories if it is a category"
+        if scaled:
+            advice = "data.standardise has its mean and deviation"
         table.refuse(row, f"{name} {texts[codes[row]][:80]!r} is not a number: {advice}")
     if len(texts) > min(encoding.MOST_LEVELS, len(table) / 2):
         raise BadData(

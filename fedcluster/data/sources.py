@@ -59,9 +59,22 @@ def open_for_scores(data: Data, say: Say, target: str | None) -> Dataset:
     """Data that a trained model is scored on: every row of a lone table, else the test part."""
     path = located(str(data.name), "data.name")
     if path.suffix not in TABLES or not path_exists(path):
-        return open_dataset(data, say, target)
+        try:
+            return open_dataset(data, say, target)
+        except NotATable as error:
+            raise BadData(f"{error.source} gives arrays, but the columns of a table are needed: name a table") from None
     table = Table(path, read_bytes(path, "data.name"))
-    arrays = columns.arrays({"train": table, "test": table}, data, target, say, whole_fleet=False)
+    if data.device is not None and data.device not in table:
+        data = data.model_copy(update={"device": None})  # whose a row is does not matter
+    said = set[str]()
+
+    def say_once(text: str) -> None:
+        """What is said of the training part is said of the test part, too."""
+        if text not in said:
+            said.add(text)
+            say(text)
+
+    arrays = columns.arrays({"train": table, "test": table}, data, target, say_once, whole_fleet=False)
     return Dataset(**arrays, name=path.name)
 
 
@@ -120,11 +133,19 @@ def named(name: str, data: Data, target: str | None, say: Say) -> Dataset:
     return Dataset(**arrays, name=name)
 
 
+class NotATable(BadData):
+    """Keys of [data] that only tables have are given for arrays."""
+
+    def __init__(self, key: str, source: str) -> None:
+        super().__init__(f"data.{key} is for tables, and {source} gives arrays: leave it out")
+        self.source = source
+
+
 def refuse_columns(data: Data, source: str) -> None:
     """Refuse the keys of [data] that only tables have."""
     for key in (*FOR_TABLES, "split", "standardise"):
         if getattr(data, key) not in (None, False):
-            raise BadData(f"data.{key} is for tables, and {source} gives arrays: leave it out")
+            raise NotATable(key, source)
 
 
 def called(function: Any, name: str) -> Any:

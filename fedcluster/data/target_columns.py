@@ -204,7 +204,8 @@ def places(values: NDArray[Any], listed: Sequence[str], table: Table, name: str)
     unknown = np.array([text not in place for text in texts])[codes]
     if unknown.any():
         row = int(unknown.argmax())
-        table.refuse(row, f"{name} {str(values[row])[:80]!r} is not among the classes that data.categories lists")
+        found = f"{name} {str(values[row])[:80]!r}"
+        table.refuse(row, f"{found} is not among the classes that data.categories lists: {some(listed)}")
     return np.array([place[text] for text in texts], np.int64)[codes]
 
 

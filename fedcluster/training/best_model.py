@@ -5,13 +5,12 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from fedcluster.errors import BadExperiment
 from fedcluster.files import write_atomically
 from fedcluster.reporting import Say
 from fedcluster.runs.directory import BEST, Folder
 from fedcluster.runs.metrics import Line
 from fedcluster.state import State
-from fedcluster.training.callbacks import Callback, direction
+from fedcluster.training.callbacks import Callback, check_score, direction
 from fedcluster.training.setup import Setup
 
 
@@ -32,8 +31,6 @@ class BestModel(Callback):
             self.say(f"{self.path} is missing or damaged: the best model so far, of round {best_round}, is lost")
 
     def on_round_end(self, line: Line, state: State) -> None:
-        if self.score not in line:
-            raise BadExperiment(f"eval.best: there is no score {self.score!r}; there are {', '.join(line)}")
         value = self.sign * line[self.score]
         if value > self.best:
             self.best = value
@@ -46,7 +43,7 @@ def keep_best(setup: Setup, folder: Folder, say: Say) -> list[Callback]:
     score = setup.experiment.eval.best
     if score is None:
         return []
-    direction(score, setup, "eval.best")  # refused before the run begins
+    check_score(score, setup, "eval.best")  # refused before the run begins
     return [BestModel(folder.path, score, say)]
 
 

@@ -3,12 +3,14 @@
 `fedcluster.run(experiment, callbacks=[...])` calls every callback in order. Under torchrun they run on rank 0 only.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fedcluster.errors import BadExperiment, CallbackFailed, FedClusterError
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.privacy.mechanism import Mechanism
+from fedcluster.runs.ledger import COUNTS
 from fedcluster.runs.metrics import Line
 from fedcluster.runs.progress import Display
 from fedcluster.state import State
@@ -108,13 +110,25 @@ class Progress(Callback):
         self.display.round(line)
 
 
-def direction(score: str, setup: Setup, asked_by: str) -> float:
-    """1 where a higher value of this key of metrics.jsonl is better, -1 where a lower one is."""
+def check_score(score: str, setup: Setup, asked_by: str, others: Iterable[str] = ()) -> None:
+    """Refuse what is not a score with one value a round, nor one of `others`."""
     scores = setup.evaluate.directions()
-    if score.startswith(("test_", "train_")) and score not in scores:
+    if score not in (*scores, *others):
         there = f"there are {', '.join(scores)}" if scores else "this process has no test data, and so no scores"
         raise BadExperiment(f"{asked_by}: {score!r} is not a score with one value a round; {there}")
-    return 1.0 if scores.get(score, True) else -1.0
+
+
+def counted(setup: Setup) -> list[str]:
+    """What a line of metrics.jsonl counts besides scores, such as bytes and time."""
+    spent = ["epsilon"] if setup.privacy and math.isfinite(setup.privacy.epsilon(1)) else []
+    return [*COUNTS, *spent, "elapsed", *(["simulated_seconds"] if setup.clock else [])]
+
+
+def direction(score: str, setup: Setup, asked_by: str) -> float:
+    """1 where a higher value of this key of metrics.jsonl is better, -1 where a lower one is."""
+    if score.startswith(("test_", "train_")):
+        check_score(score, setup, asked_by)
+    return 1.0 if setup.evaluate.directions().get(score, True) else -1.0
 
 
 class EarlyStopping(Callback):
@@ -146,7 +160,8 @@ class EarlyStopping(Callback):
         self.waited = 0 if value > self.best else self.waited + 1
         self.best = max(self.best, value)
         if self.target is not None and value >= self.sign * self.target:
-            raise StopTraining(f"{self.metric} has reached {line[self.metric]:.6g}")
+            reached = line[self.metric]
+            raise StopTraining(f"{self.metric} has reached {reached:{',' if isinstance(reached, int) else '.6g'}}")
         if self.patience is not None and self.waited >= self.patience:
             raise StopTraining(f"{self.metric} has not improved for {self.waited} rounds")
 
@@ -156,7 +171,7 @@ def stop_rule(setup: Setup) -> list[Callback]:
     stop = setup.experiment.stop
     if stop is None:
         return budget_rule(setup)
-    direction(stop.metric, setup, "stop.metric")  # refused before the run begins
+    check_score(stop.metric, setup, "stop.metric", counted(setup))  # refused before the run begins
     return [EarlyStopping(stop.metric, stop.patience, stop.target), *budget_rule(setup)]
 
 

@@ -38,3 +38,14 @@ def over_budget(setup: Setup, strict: bool) -> str | None:
     if strict:
         raise BudgetExceeded(f"{needs}; the budget is one of each: choose another algorithm or drop --strict-budget")
     return f"{needs}, more than the budget of one of each; the ledger counts them"
+
+
+def never_scored(setup: Setup) -> str | None:
+    """A sentence where devices hold out samples, and the run ends before they are scored on them."""
+    every, rounds = setup.experiment.eval.every, setup.experiment.rounds
+    if setup.evaluate_devices is None or every <= rounds:
+        return None
+    return (
+        f"devices are scored every {every} rounds (eval.every), and the run has {rounds}: lower eval.every, or score "
+        "them with fedcluster evaluate --devices"
+    )

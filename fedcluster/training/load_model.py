@@ -1,6 +1,7 @@
 """fedcluster.load_model: the trained module of a run, from its folder."""
 
 import re
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from fedcluster.data.dataset import DataSpec
 from fedcluster.errors import BadRun, FedClusterError
 from fedcluster.experiment import Experiment, parse, read
 from fedcluster.models import pretrained, zoo
-from fedcluster.runs.directory import BEST, MODEL, cluster_model, run_facts
+from fedcluster.runs.directory import BEST, DIVERGED, MODEL, cluster_model, run_facts
+from fedcluster.runs.metrics import METRICS
 
 OWN_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:name
 
@@ -52,18 +54,39 @@ def saved_tensors(folder: Path, best: bool = False, cluster: int | None = None) 
     """The state dict that a finished run saved, checked against the digest that it noted."""
     if best and cluster is not None:
         raise BadRun(f"{folder}: the best model is one for all clusters: leave out best, or cluster")
-    digests = run_facts(folder).get("finished")
+    digests = finished(folder)
     name = BEST if best else MODEL if cluster is None else cluster_model(cluster)
-    if not isinstance(digests, dict):
-        raise BadRun(f"{folder} does not hold a finished run: finish it with --resume")
     if name not in digests and cluster is not None:
         raise BadRun(f"{folder} has no model of a cluster {cluster}: it has those of [pluralistic], counted from 0")
     if name not in digests:
         raise BadRun(f"{folder} has no {name}: the run did not keep its best model (eval.best)")
     try:
+        return load_tensors(content_of(folder, name))
+    except SafetensorError:
+        raise BadRun(f"{folder / name} is not a safetensors file") from None
+
+
+def rounds_of(folder: Path) -> int:
+    """The number of rounds that a finished run trained."""
+    return len(content_of(folder, METRICS).splitlines())
+
+
+def content_of(folder: Path, name: str) -> bytes:
+    """A file of a finished run, as it was when the run finished."""
+    with suppress(OSError):
         content = (folder / name).read_bytes()
-        if sha256(content).hexdigest() == digests[name]:
-            return load_tensors(content)
-    except (OSError, SafetensorError):
-        pass
+        if sha256(content).hexdigest() == finished(folder).get(name):
+            return content
     raise BadRun(f"{folder / name} is missing or altered since the run finished: restore it from a copy")
+
+
+def finished(folder: Path) -> dict[str, str]:
+    """The digests that a run noted of its files when it finished."""
+    if not folder.is_dir():
+        raise BadRun(f"there is no folder {folder}")
+    digests = run_facts(folder).get("finished")
+    if isinstance(digests, dict):
+        return digests
+    if (folder / DIVERGED).exists():
+        raise BadRun(f"{folder} has no model: training diverged ({DIVERGED} says where)")
+    raise BadRun(f"{folder} does not hold a finished run: finish it with --resume")

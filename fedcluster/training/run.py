@@ -18,7 +18,7 @@ from fedcluster.runs.result import Result
 from fedcluster.training.best_model import keep_best
 from fedcluster.training.callbacks import Callback, CallbackList, Progress, stop_rule
 from fedcluster.training.checkpoints import Checkpoints
-from fedcluster.training.description import describe, over_budget
+from fedcluster.training.description import describe, never_scored, over_budget
 from fedcluster.training.executors.choice import choose_executor
 from fedcluster.training.executors.distributed import (
     all_reduce_sum,
@@ -81,6 +81,8 @@ def run(
             display.say(sentence)
         if inequality := unequal_clusters(setup):
             display.say(inequality)
+        if unscored := never_scored(setup):
+            display.say(unscored)
         if cohorts == "auto" and folder:
             cohorts = folder.noted("cohorts") or cohorts
         setup = choose_executor(setup, workers, cohorts, display.say)

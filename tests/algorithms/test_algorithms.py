@@ -147,6 +147,11 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     *((name, {"weight_decay": 0.3, "optimizer": "adamw"}) for name in ("fedavg", "fedprox", "scaffold I", "fedsvrg")),
     *((name, {"nesterov": True, "optimizer": "momentum"}) for name in ("fedavg", "scaffold I", "fedl", "fedsvrg")),
     ("fednova", {"nesterov": True, "optimizer": "momentum", "epochs": 2, "weight_decay": 0.3}),
+    ("fedmax", {"model": network, "nesterov": True, "optimizer": "momentum"}),
+    ("fedmax", {"model": network, "weight_decay": 0.3, "optimizer": "adamw"}),
+    ("fedprox", {"nesterov": True, "optimizer": "momentum"}),
+    *((name, {"clip_norm": 0.2}) for name in ("fedavg", "fedprox", "fednova", "fedmax")),
+    *((name, {"clip_norm": 0.2, "weight_decay": 0.3, "optimizer": "adamw"}) for name in ("fedavg", "fedprox")),
 ]
 
 

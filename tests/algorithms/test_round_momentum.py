@@ -109,6 +109,21 @@ def test_agrees_with_numpy(method: str, order: str, tmp_path: Path) -> None:
     assert not np.allclose(theirs[-1], plain[-1], rtol=1e-3), "the method does something"
 
 
+@pytest.mark.parametrize("name", ["ghbm", "local_ghbm", "fedhbm"])
+def test_gradients_are_clipped_and_decayed_and_the_momentum_is_not(name: str, tmp_path: Path) -> None:
+    local = {"local.clip_norm": 0.1, "local.weight_decay": 0.2}
+    described = experiment(tmp_path, algorithm={"name": name, "beta": 0.5}).override(**local)
+    ours = run(described, tmp_path / "run")
+
+    def clipped(j: int, w: NDArray[np.float64], batch: Any) -> NDArray[np.float64]:
+        g = gradient(j, w, batch)
+        return g * min(1.0, 0.1 / float(np.linalg.norm(g))) + 0.2 * w
+
+    weight: dict[int, float] = {k: len(ROWS[k]) for k in ROWS}
+    theirs = train(name, cohorts(tmp_path / "run"), start(), clipped, batches, weight, LR, beta=0.5)
+    np.testing.assert_allclose(ours, theirs[-1], rtol=2e-5, atol=2e-6)
+
+
 def test_ghbm_with_tau_1_is_fedcm(tmp_path: Path) -> None:
     """Xu et al.: FedCM: Federated Learning with Client-level Momentum, 2021. Local steps w <- w - eta v with
 

@@ -391,7 +391,8 @@ def test_evaluate_says_what_it_cannot_do(here: Here, write_experiment: Write, tm
     assert here("run", write_experiment(), "--out", "out")[0] == 0
     np.savez(tmp_path / "data.npz", **blobs())
     for words, code, said in (
-        (["none"], 5, "does not hold a finished run"),
+        (["none"], 5, "there is no folder none"),
+        (["."], 5, ". does not hold a finished run: finish it with --resume"),
         (["out", "--devices"], 2, "the run's fleet.test_share is 0"),
         (["out", "--best"], 5, "did not keep its best model"),
         (["out", "--data", "data.npz"], 3, "has samples [5] of 3 classes"),
@@ -399,3 +400,41 @@ def test_evaluate_says_what_it_cannot_do(here: Here, write_experiment: Write, tm
     ):
         ended, _, err = here("evaluate", *words)
         assert (ended, said in " ".join(err.replace("│", " ").split())) == (code, True), err
+    (tmp_path / "out" / "metrics.jsonl").write_text("")
+    assert "metrics.jsonl is missing or altered" in here("evaluate", "out")[2]
+    (tmp_path / "out" / "run.json").unlink()
+    (tmp_path / "out" / "diverged.txt").write_text("round 2: the loss is not finite\n")
+    assert "out has no model: training diverged (diverged.txt says where)" in here("evaluate", "out")[2]
+
+
+def test_evaluate_on_a_table_that_is_not_like_that_of_the_run(
+    here: Here, write_experiment: Write, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    columns = {
+        "pay": [f"{pay:.2f}" for pay in rng.normal(100, 20, 200)],
+        "user": [str(user) for user in rng.integers(0, 5, 200)],
+        "buys": list(rng.choice(["no", "yes"], 200)),
+    }
+
+    def write(name: str, **changed: list[str] | None) -> None:
+        kept = {key: column for key, column in (columns | changed).items() if column is not None}
+        lines = [kept.keys(), *zip(*kept.values(), strict=True)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(map(",".join, lines)))
+
+    write("all")
+    write("nobody", user=None)
+    write("rich", pay=["rich"] * 200)
+    write("maybe", buys=["no", "maybe"] * 100)
+    data = {"name": "all.csv", "features": ["pay"], "target": "buys", "device": "user"}
+    keys = {"data": data, "fleet": {"partition": "natural"}, "clusters": {"count": 2, "participation": 1.0}}
+    assert here("run", write_experiment(**keys, model={"name": "logistic"}), "--out", "out")[0] == 0
+    code, text, err = here("evaluate", "out", "--data", "nobody.csv")  # whose a row is does not matter
+    assert (code, "200 test samples of nobody.csv" in text) == (0, True), err
+    for name, said in (
+        ("rich.csv", "pay 'rich' is not a number: data.standardise has its mean and deviation"),
+        ("maybe.csv", "buys 'maybe' is not among the classes that data.categories lists: no, yes"),
+        ("digits", "digits gives arrays, but the columns of a table are needed"),
+    ):
+        code, _, err = here("evaluate", "out", "--data", name)
+        assert (code, said in err) == (3, True), err

@@ -36,6 +36,22 @@ def test_a_run_stops_at_its_target_and_goes_on_when_it_is_raised(tmp_path: Path)
     assert essence(tmp_path / "run") == essence(tmp_path / "whole")
 
 
+def test_a_run_stops_at_a_number_of_bytes(tmp_path: Path) -> None:
+    experiment = EXPERIMENT.override(rounds=4)
+    sent = [line["bytes_up"] for line in run(experiment, tmp_path / "whole").history]
+    said = Remember()
+    stop = {"metric": "bytes_up", "target": sent[1]}
+    assert len(run(experiment.override(stop=stop), tmp_path / "run", display=said).history) == 2
+    assert any(f"bytes_up has reached {sent[1]:,}" in text for text in said.said)
+
+
+def test_devices_that_are_never_scored_are_said(tmp_path: Path) -> None:
+    said = Remember()
+    keys = {"rounds": 2, "fleet.test_share": 0.2, "eval.every": 3}
+    run(EXPERIMENT.override(**keys), tmp_path / "run", display=said)
+    assert any("devices are scored every 3 rounds (eval.every), and the run has 2" in text for text in said.said)
+
+
 def test_a_higher_accuracy_is_better(tmp_path: Path) -> None:
     stop = {"metric": "test_accuracy", "target": 0.3}
     history = run(EXPERIMENT.override(stop=stop), tmp_path).history
@@ -63,6 +79,8 @@ def test_a_higher_accuracy_is_better(tmp_path: Path) -> None:
             {"metrics": ["per_class_accuracy"], "stop": {"metric": "test_per_class_accuracy", "patience": 1}},
             r"'test_per_class_accuracy' is not a score with one value a round; there are train_loss, test_loss$",
         ),
+        ({"stop": {"metric": "accuracy", "patience": 1}}, r"stop\.metric: 'accuracy' is not a score with one value"),
+        ({"eval": {"best": "bytes_up"}}, r"eval\.best: 'bytes_up' is not a score with one value"),
         ({"eval": {"devices": "some"}}, r"eval\.devices = 'some' is not allowed"),
     ],
 )
