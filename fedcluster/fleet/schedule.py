@@ -33,6 +33,12 @@ class Cycle:
     staleness: int = 0
     expected: float = 0.0
 
+    @property
+    def shares(self) -> Floats:
+        """The weights of the cohort's devices in its mean, which add up to 1."""
+        shares: Floats = self.weights / self.weights.sum()
+        return shares
+
     def samples_of(self, device: int) -> int:
         """The number of samples of a device of the cohort."""
         return int(self.samples[np.flatnonzero(self.cohort == device)[0]])
@@ -224,8 +230,8 @@ class Schedule:
         else:
             chosen = np.sort(rng.choice(len(members), wanted, replace=False, shuffle=False))
         cohort = members[chosen]
-        ones, samples = np.ones(len(cohort)), self.fleet.sizes[cohort]
-        return Cycle(j, position, cluster, cohort, ones, samples, len(cohort), expected=expected)
+        weights, samples = np.full(len(cohort), 1 / len(self.fleet)), self.fleet.sizes[cohort]
+        return Cycle(j, position, cluster, cohort, weights, samples, len(cohort), expected=expected)
 
     def cluster_sizes(self, j: int) -> Ints:
         """The number of devices in each cluster in round j."""

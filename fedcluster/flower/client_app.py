@@ -39,7 +39,10 @@ client_app = ClientApp()
 
 @lru_cache(maxsize=1)
 def load_device(identity: Identity) -> Device:
-    return Device(identity)
+    """The device with its data, in a process that gets no more memory than its limits allow."""
+    device = Device(identity)
+    device.limits.limit_memory()
+    return device
 
 
 def this_device(context: Context) -> Device:

@@ -56,6 +56,8 @@ class Limits(Section):
         """Refuse training whose update would say too much of too few samples."""
         local = trainer.local
         batch = samples if local.batch == "full" else min(samples, local.batch)
+        if local.epochs is not None:
+            batch = samples % batch or batch  # the last one of a pass
         if batch < self.least_batch:
             raise BadExperiment(
                 f"the server asks for batches of {batch} samples, and this device takes at least {self.least_batch} "
@@ -108,9 +110,11 @@ class Limits(Section):
     @contextmanager
     def timed(self) -> Iterator[None]:
         """Raise TimeLimit after `most_seconds`, between two steps or batches."""
-        if self.most_seconds is None or threading.current_thread() is not threading.main_thread():
+        if self.most_seconds is None:
             yield
             return
+        if threading.current_thread() is not threading.main_thread():
+            raise BadExperiment("most_seconds cannot be kept where training is not in the main thread: leave it out")
         before = signal.signal(signal.SIGALRM, stop)
         signal.setitimer(signal.ITIMER_REAL, self.most_seconds)
         try:

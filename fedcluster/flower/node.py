@@ -95,7 +95,6 @@ def join(
         for line in device.said:
             say(line)
     say(device.limits.describe())
-    device.limits.limit_memory()
     authority = None if folder is None else folder / "ca.crt"
     if authority is not None:
         trust(authority)  # fail now if the file is missing

@@ -20,6 +20,7 @@ from fedcluster.runs.directory import Folder
 from fedcluster.runs.metrics import Line
 from fedcluster.state import State
 from fedcluster.training.callbacks import Callback
+from fedcluster.training.setup import Setup
 
 SECRET, RELEASES = "privacy.secret", "releases.jsonl"
 
@@ -61,8 +62,21 @@ class Releases(Callback):
             counts[round, cluster] -= (round, cycle) < past
         return dict(+counts)
 
+    def on_run_start(self, setup: Setup, state: State, history: list[Line]) -> None:
+        """Note the cycle that the checkpoint ends with, if the server was killed before it noted it: this run sends its
+        model on. All cycles before it have to be there."""
+        noted = {(round, cycle) for round, cycle, _ in self.lines}
+        places = [divmod(t, state.cycles) for t in range(state.t)]
+        missing = [place for place in places if place not in noted]
+        if missing not in ([], places[-1:]):
+            raise BadRun(f"{self.path} lacks cycles that were released: put it back from a copy")
+        for round, cycle in missing:
+            self.add((round, cycle, setup.schedule.round(round)[cycle].cluster))
+
     def on_cycle_end(self, line: Line, state: State) -> None:
-        entry = (line["round"] - 1, line["cycle"], line["cluster"])
+        self.add((line["round"] - 1, line["cycle"], line["cluster"]))
+
+    def add(self, entry: tuple[int, int, int]) -> None:
         self.lines.append(entry)
         with named(self.path), self.path.open("ab") as file:
             file.write(json.dumps(dict(zip(("round", "cycle", "cluster"), entry, strict=True))).encode() + b"\n")

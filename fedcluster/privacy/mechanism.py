@@ -45,9 +45,10 @@ class Mechanism:
 
     def aggregator(self, spec: Tensors, state: State, cycle: Cycle) -> NoisyMean:
         clip = None if self.section.clip == "adaptive" else float(self.section.clip or 0)
-        return NoisyMean(
-            spec, Noise(self.noise_multiplier, self.sampling.seed, self.sampling.repeats), clip, state, cycle
-        )
+        noise = Noise(self.noise_multiplier, self.sampling.seed, self.sampling.repeats)
+        # a cohort of a fixed size is the expected one, and its shares are rounded as those of equal devices are
+        share = 1 / cycle.expected if self.sampling.poisson else float(cycle.shares[0])
+        return NoisyMean(spec, noise, clip, share, state, cycle)
 
     def kept(self, before: State, undone: State) -> State:
         """The state before a cycle that is undone, with what `undone` keeps of the noise that was drawn for it."""

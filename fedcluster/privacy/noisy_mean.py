@@ -48,14 +48,16 @@ class Noise:
 
 
 class NoisyMean(Mean):
-    """Of one cycle. `clip` is None where it adapts."""
+    """Of one cycle. `clip` is None where it adapts. `share` is the weight of a device, 1 / m."""
 
-    def __init__(self, spec: Tensors, noise: Noise, clip: float | None, state: State, cycle: Cycle) -> None:
+    def __init__(
+        self, spec: Tensors, noise: Noise, clip: float | None, share: float, state: State, cycle: Cycle
+    ) -> None:
         super().__init__(spec)
         self.noise, self.state, self.cycle = noise, state, cycle
         self.adaptive = clip is None
         self.clip = float(state.server[ADAPTIVE]) if clip is None else clip
-        self.share = 1.0 / cycle.expected
+        self.share = share
         self.origin = state.model.double()
         self.within = torch.zeros(1, dtype=torch.float64, device=state.model.device)  # sum_k (1{||d_k|| < C} - 1/2)
 

@@ -20,8 +20,7 @@ def accept(
     """Let through what is finite, of the names, shapes and types of `upload_spec`, within the bounds of `norms`, from a
     member of this cohort, for this cycle, once. Everything else goes to `refuse` with the reason, and whether that
     lies in its values."""
-    shares = cycle.weights / cycle.weights.sum()
-    members = dict(zip(cycle.cohort.tolist(), shares.tolist(), strict=True))
+    members = dict(zip(cycle.cohort.tolist(), cycle.shares.tolist(), strict=True))
     done: set[int] = set()
     for update in updates:
         if reason := fault(update, cycle, members, done) or misfit(update.message, upload_spec):

@@ -1,16 +1,19 @@
 """The limits of a device, which the server cannot change."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import fedcluster
 from fedcluster.errors import BadData, BadExperiment
 from fedcluster.flower.device import Device, Identity
 from fedcluster.flower.limits import Limits, data_size, read_limits
 from tests.conftest import blobs
+from tests.federation import Federation
 from tests.flower.test_flower import plan
 from tests.forked import CONTEXT
 
@@ -37,6 +40,7 @@ def device(path: Path, text: str) -> Device:
         ),
         ("least_batch = 999", {"steps": 3, "batch": "full"}, "fedavg", "batches of 94 samples"),
         ("least_batch = 999", {"steps": 3, "batch": 1000}, "fedavg", "batches of 94 samples"),
+        ("least_batch = 16", {"epochs": 1, "batch": 40}, "fedavg", "batches of 14 samples"),  # the last one
         ("least_steps = 4", {"steps": 3, "batch": 8}, "fedavg", "3 steps, and this device takes at least 4"),
         ("least_steps = 4", {"steps": [3, 9], "batch": 8}, "fedavg", "3 steps"),
         ("least_steps = 4", {"epochs": 1, "batch": 40}, "fedavg", "3 steps"),
@@ -92,6 +96,15 @@ def test_training_that_takes_too_long_is_stopped() -> None:
     time.sleep(0.1)  # the time of training is over, and nothing is stopped
 
 
+def test_a_time_limit_that_cannot_be_kept_is_refused() -> None:
+    def train() -> None:
+        with Limits(most_seconds=1.0).enforced():
+            pass
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(BadExperiment, match="not in the main thread"):
+        pool.submit(train).result()
+
+
 def allocate(answer: Path) -> None:
     limits = Limits(most_megabytes=200)
     limits.limit_memory()
@@ -140,3 +153,47 @@ def test_limits_are_shown() -> None:
         "limits of this device: none on what an update says: if the server asks for one step on one sample, it can "
         "compute the sample (--limits)"
     )
+
+
+SIX = fedcluster.Experiment(
+    rounds=1,
+    fleet={"devices": 6, "samples": 40},
+    clusters={"count": 6, "participation": 1.0},
+    model={"name": "logistic"},
+    local={"steps": 3, "batch": 10, "lr": 0.1},
+)
+
+
+@pytest.mark.xdist_group("federation")
+def test_devices_of_a_federation_keep_to_their_limits_whatever_the_server_asks_for(tmp_path: Path) -> None:
+    """Every device is a cluster of its own, so that a cycle moves the model by the update of one device."""
+    limits = {
+        1: "clip = 0.001",
+        2: "noise = 1.0",
+        3: "least_steps = 4",
+        4: "unmasked = false",
+        5: "most_seconds = 1e-6",
+    }
+    with Federation(tmp_path, SIX) as federation:
+        federation.join(0)
+        for k, text in limits.items():
+            (tmp_path / f"{k}.toml").write_text(text)
+            federation.join(k, "--limits", f"{k}.toml")
+        output = federation.finish(federation.serve("run"), "run")
+        lines = {line["cohort"][0]: line for line in federation.lines("run")}
+        shown = {k: " ".join(federation.log(f"device-{k}").split()) for k in limits}
+    assert lines[0]["moved"] > 0.01
+    assert lines[1]["moved"] == pytest.approx(0.001, rel=1e-3)
+    assert lines[2]["moved"] == pytest.approx(np.sqrt(650), rel=0.2)  # noise on 64 x 10 weights and 10 biases
+    for k, (shows, refuses) in {
+        3: ("at least 4 steps", "asks for 3 steps, and this device takes at least 4 (least_steps)"),
+        4: ("no updates without secure aggregation", "under secure aggregation only (limits: unmasked)"),
+        5: ("at most 1e-06 s", "more than the 1e-06 s that this device allows (most_seconds)"),
+    }.items():
+        assert lines[k]["missing"] == [k]
+        assert not lines[k]["changed"]
+        assert shows in shown[k]
+        assert refuses in shown[k]
+        assert refuses in " ".join(output.split())
+    assert "updates clipped to 0.001" in shown[1]
+    assert "noise of 1" in shown[2]

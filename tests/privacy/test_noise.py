@@ -35,7 +35,7 @@ def releases(
     model = torch.zeros(n)
     state, released = State(model, initial_server_state(used, clip is None, model)), []
     for t in range(cycles):
-        mean = NoisyMean({"model": model}, Noise(z, seed, NOBODY), clip, state, a_cycle(t, max(used, 1)))
+        mean = NoisyMean({"model": model}, Noise(z, seed, NOBODY), clip, 1 / COHORT, state, a_cycle(t, max(used, 1)))
         for w in moved(t) if moved else ():
             mean.accumulate({"model": w}, 0.1)
         aggregate = mean.finish()
@@ -114,7 +114,7 @@ def test_the_adaptive_clip_finds_the_median_movement_and_costs_its_share() -> No
     model = torch.zeros(100)
     state = State(model, initial_server_state(1, True, model))
     for t in range(200):
-        mean = NoisyMean({"model": model}, Noise(0.5, 0, NOBODY), None, state, a_cycle(t, 3))
+        mean = NoisyMean({"model": model}, Noise(0.5, 0, NOBODY), None, 1 / COHORT, state, a_cycle(t, 3))
         for w in moved(t):
             mean.accumulate({"model": w}, 0.1)
         state = State(model, state.server | mean.finish().kept)

@@ -38,8 +38,7 @@ class Asked:
     @property
     def weights(self) -> dict[int, float]:
         """p_k / sum p_k of the cohort, by device."""
-        shares = self.cycle.weights / self.cycle.weights.sum()
-        return dict(zip(self.cycle.cohort.tolist(), shares.tolist(), strict=True))
+        return dict(zip(self.cycle.cohort.tolist(), self.cycle.shares.tolist(), strict=True))
 
 
 class Exchange(Protocol):
