@@ -3,7 +3,8 @@
 The model is one linear layer, with scores s = V x + b. Its loss has the gradients dV_c = g_c x and db_c = g_c, where
 g_c is the probability of class c, minus 1 for the class of the sample. After one step on one sample, w_k - W is -lr
 times these, so that x = dV_c / db_c. With W = 0 every probability is 1/10. After one step on all samples of a device,
-db_c is 1/10 minus the share of class c, which counts the labels.
+db_c is 1/10 minus the share of class c, which counts the labels. More steps blur the counts, but the class that the
+device has most of still shows.
 
 The defences are limits that a device sets itself (`fedcluster join --limits FILE`), and secure aggregation.
 """
@@ -121,14 +122,34 @@ def main() -> dict[str, float]:
         print(f"  {name:24s}   {distance:.1e}")
     draw({"sample": nearest(one, guesses["no defence"])[1]} | guesses)
 
-    full = federation({"steps": 1, "batch": "full", "lr": 0.1})
-    shares = 0.1 + update_of(full, torch.zeros_like(W))[CLASSES * INPUTS :] / 0.1
-    assert full.partition is not None
-    assert full.dataset is not None
-    labels = full.dataset.y_train[torch.from_numpy(full.partition.sample_indices(0))]
-    print(f"labels of the device, computed: {[round(float(share) * len(labels)) for share in shares]}")
-    print(f"labels of the device, true:     {torch.bincount(labels, minlength=CLASSES).tolist()}")
+    full, weak = federation({"steps": 1, "batch": "full", "lr": 0.1}), Limits(clip=0.1, noise=0.01)
+    counts = {
+        "true": label_counts(full),
+        "no defence": count_labels(full, steps=1),
+        "16 samples, 5 steps": count_labels(many, steps=5),
+        "clip 0.1, noise 0.01": count_labels(full, steps=1, limits=weak),
+        "both": count_labels(many, steps=5, limits=weak),
+    }
+    print("labels of the device")
+    for name, count in counts.items():
+        print(f"  {name:24s}   {count}")
     return distances
+
+
+def count_labels(setup: Setup, steps: int, limits: Limits | None = None) -> list[int]:
+    """How many samples of each class the server computes from the update of so many steps from W = 0."""
+    movement = update_of(setup, torch.zeros_like(setup.start.model), limits)
+    shares = 1 / CLASSES + movement[CLASSES * INPUTS :] / (0.1 * steps)
+    return [round(float(share) * sum(label_counts(setup))) for share in shares]
+
+
+def label_counts(setup: Setup) -> list[int]:
+    """How many there are."""
+    assert setup.partition is not None
+    assert setup.dataset is not None
+    labels = setup.dataset.y_train[torch.from_numpy(setup.partition.sample_indices(0))]
+    counts: list[int] = torch.bincount(labels, minlength=CLASSES).tolist()
+    return counts
 
 
 def draw(pictures: dict[str, Tensor]) -> None:

@@ -56,13 +56,19 @@ def test_a_command_of_ones_own(tmp_path: Path, write_experiment: Callable[..., P
     assert "the command broken (no_such_module:function) cannot be imported (ModuleNotFoundError" in wrong.stderr
 
 
-def test_what_a_server_computes_from_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_server_computes_from_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     main = runpy.run_path(str(ROOT / "examples" / "reconstruction.py"))["main"]
     distances = main()
     assert distances["no defence"] < 1e-6
     assert all(distance > 0.3 for name, distance in distances.items() if name != "no defence")
     assert (tmp_path / "reconstruction.png").stat().st_size > 5000
+    said = capsys.readouterr().out.partition("labels of the device\n")[2]
+    counts = {line[:25].strip(): line[25:].strip() for line in said.splitlines()}
+    assert counts.pop("no defence") == counts["true"]
+    assert len(set(counts.values())) == 4  # every defence hides them in part
 
 
 def test_every_seam_has_an_example() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedcluster.errors import BadExperiment
 from fedcluster.experiment import Experiment
-from fedcluster.figures import BLUE, GREY, canvas, save
+from fedcluster.figures import BLUE, GREY, canvas, save, whole_numbers
 from fedcluster.files import write_atomically
 from fedcluster.privacy.bands import deviation_of_sum
 from fedcluster.privacy.mechanism import Mechanism
@@ -159,6 +159,7 @@ def draw(report: PrivacyReport, path: Path) -> None:
         axes[0].annotate(
             f"budget {budget:g}", (rounds[0], budget), va="top", xytext=(0, -3), textcoords="offset points", color=GREY
         )
+    whole_numbers(axes[0].xaxis)
     axes[0].set(xlabel="round", ylabel="epsilon spent", ylim=(0, None), xlim=(0, None))
     axes[0].set_title(f"What {report.rounds:,} rounds spend (delta {report.mechanism.section.delta:.1g})", fontsize=11)
     if panels == 2:

@@ -143,6 +143,11 @@ def deploy(
         display.announce(describe(setup))
         for sentence in setup.privacy.describe(experiment.rounds) if setup.privacy else ():
             display.say(sentence)
+        if setup.privacy and registry.scales:
+            display.say(
+                "privacy: features are standardised by what devices have told (--tell-statistics), which epsilon does "
+                "not cover"
+            )
         if inequality := unequal_clusters(setup):
             display.say(inequality)
         display.announce("\n".join([describe_clusters(registry), *registry.capped_claims()]))
