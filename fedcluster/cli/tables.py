@@ -99,7 +99,7 @@ def plan_table(plan: Plan) -> Grid:
         if plan.slots is not None and plan.coverage is not None:
             row += [f"{clock_time(plan.slots[K][0])} - {clock_time(plan.slots[K][1])}", f"{plan.coverage[K]:.1%}"]
         elif ends is not None:
-            row += [f"{ends[0]:+g} to {ends[1]:+g}"]
+            row += [f"{ends[0] + 0.0:+g} to {ends[1] + 0.0:+g}"]  # + 0.0: no -0
         rows.append(row)
     more = ["UTC offsets, h"] if plan.slots is None else ["slot, UTC", "free long enough in it"]
     return Grid(["cluster", "devices", *more], rows)

@@ -86,7 +86,9 @@ class Clusters:
             f"Clusters hold from {share.min():.2%} to {share.max():.2%} of the {counted}, but every cycle takes a full "
             "step whatever the size of its cluster: training minimises the mean loss over clusters, not over samples. "
             f"The theorem needs clusters of equal weight, q_K = 1/M = {1 / self.count:.2%}. "
-            'clusters.weighting = "sample" scales the learning rate by M q_K, which minimises the mean over samples.'
+            'clusters.weighting = "sample" multiplies the learning rate by M q_K, here '
+            f"{self.count * share.min():.2g} to {self.count * share.max():.2g}, which minimises the mean over samples; "
+            "large factors need a lower rate."
         )
 
 
