@@ -33,6 +33,11 @@ class Outcome:
     clusters: int
     histories: list[list[Line]]
 
+    @property
+    def updates(self) -> int:
+        """Device updates over all seeds."""
+        return sum(lines[-1].get("device_updates", 0) for lines in self.histories)
+
     def final(self, key: str) -> tuple[float, float]:
         """Mean and standard deviation over seeds at the last round."""
         values = [lines[-1][key] for lines in self.histories]
@@ -61,6 +66,7 @@ class Comparison:
     lr: str
     x: str = "rounds"
     title: str = ""
+    remarks: tuple[str, ...] = ()  # on the budgets
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row for every method, seed (its number, from 0) and round."""
@@ -104,13 +110,14 @@ def compare(
     resume: bool = False,
     workers: int = 1,
     progress: Progress = lambda stage, done, total: None,
-    x: str = "rounds",
+    x: str | None = None,
 ) -> Comparison:
     """Run every method on every seed.
 
     `lr`: "paper" (local.lr for FedCluster and centralized SGD, M times that for FedAvg, E times for minibatch SGD),
     "equal" (local.lr for all) or "tuned" (each method's best rate, found on other seeds). The plot and the table are
-    over `x`: "rounds", "aggregations", "updates", "bytes" or "time".
+    over `x`: "rounds", "aggregations", "updates", "bytes" or "time". Left out, it is "rounds" where all methods had the
+    same number of device updates, else "updates".
     """
     leave_if_importing()
     check_options(experiment, methods, seeds, lr, workers, x)
@@ -137,13 +144,41 @@ def compare(
             outcomes.append(Outcome(method, rates[method], described.clusters if method in WITH_CLUSTERS else 1, lines))
         if target is None:
             target = max(lines[-1]["train_loss"] for outcome in outcomes for lines in outcome.histories)
-        comparison = Comparison(outcomes, target, lr, x, caption(experiment, seeds, lr))
+        unequal, raised = unequal_budgets(outcomes), other_participation(described, methods)
+        x = x or ("updates" if unequal else "rounds")
+        if unequal and x != "updates":
+            unequal += " Compare over updates (--x updates)."
+        remarks = tuple(remark for remark in (raised, unequal) if remark)
+        comparison = Comparison(outcomes, target, lr, x, caption(experiment, seeds, lr), remarks)
         comparison.plot().save(folder / "curves.png")
         write_atomically(folder / "comparison.json", json.dumps(summary(comparison), indent=2) + "\n")
         return comparison
 
 
-def check_options(experiment: Experiment, methods: Sequence[str], seeds: int, lr: str, workers: int, x: str) -> None:
+def unequal_budgets(outcomes: Sequence[Outcome]) -> str | None:
+    """A sentence where methods had different numbers of device updates: devices were lost, or cohorts are random."""
+    spent = {LABELS[one.method]: one.updates for one in outcomes if one.method != "centralized"}
+    if len(set(spent.values())) < 2:
+        return None
+    numbers = ", ".join(f"{method} {updates:,}" for method, updates in spent.items())
+    return f"The budgets differ. Device updates over all seeds: {numbers}."
+
+
+def other_participation(described: Methods, methods: Sequence[str]) -> str | None:
+    """A sentence where FedAvg's cohorts are not those of `clusters.participation`."""
+    share = described.experiment.clusters.participation
+    given = described.participation[described.experiment.seed]
+    if "fedavg" not in methods or given == share:
+        return None
+    return (
+        f"FedAvg's participation is {given:.3g}, not {share:g}, so that it has as many device updates a round as "
+        "FedCluster."
+    )
+
+
+def check_options(
+    experiment: Experiment, methods: Sequence[str], seeds: int, lr: str, workers: int, x: str | None
+) -> None:
     if type(workers) is not int or workers < 1:
         raise BadExperiment(f"workers = {workers!r} is not allowed: use a whole number from 1 on")
     if not methods or set(methods) - set(METHODS) or lr not in RATES or not 1 <= seeds <= 1000:
@@ -151,7 +186,7 @@ def check_options(experiment: Experiment, methods: Sequence[str], seeds: int, lr
             f"cannot compare methods {', '.join(methods)} with lr {lr} over {seeds} seeds: "
             f"methods are {', '.join(METHODS)}, lr is {', '.join(RATES)}, and seeds at least 1 and at most 1000"
         )
-    if x not in X:
+    if x not in (None, *X):
         raise BadExperiment(f"cannot compare over {x}: x is {', '.join(X)}")
     if x == "time" and experiment.clock is None:
         raise BadExperiment("comparing over time needs simulated time: add a section [clock] to the experiment")

@@ -125,12 +125,14 @@ def compare(
         typer.Option(help="Training loss to reach. Default: the highest final loss of all runs.", show_default=False),
     ] = None,
     x: Annotated[
-        Axis,
+        Axis | None,
         typer.Option(
             metavar="AXIS",
-            help="Compare over rounds, aggregations, updates, bytes or, with simulated time, time.",
+            help="Compare over rounds, aggregations, updates, bytes or, with simulated time, time. Default: rounds, or "
+            "updates where budgets differ.",
+            show_default=False,
         ),
-    ] = "rounds",
+    ] = None,
     out: Out = None,
     resume: Resume = False,
     html: Html = None,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedcluster
-from fedcluster.analysis.compare import Comparison, Outcome
+from fedcluster.analysis.compare import Outcome
 from fedcluster.analysis.tuning import TUNING_SEEDS
 from fedcluster.cli.tables import verdict
 from fedcluster.runs.metrics import read_lines
@@ -81,6 +81,9 @@ def test_every_method_has_the_same_device_updates(devices: int, count: int, part
     result = fedcluster.compare(experiment, ["fedavg", "fedcluster"], seeds=1)
     assert [outcome.histories[0][-1]["device_updates"] for outcome in result.outcomes] == [updates, updates]
     assert not any("budgets differ" in text for text in verdict(result))
+    assert result.x == "rounds"
+    raised = "FedAvg's participation is 0.5, not 0.1, so that it has as many device updates a round as FedCluster."
+    assert (raised in verdict(result)) == (devices == 20)
 
 
 def some_left_out(fleet: Any, rng: Any, options: Any) -> Any:
@@ -99,11 +102,18 @@ def test_budgets_are_equal_on_every_seed_where_clusters_differ() -> None:
     assert len(set(updates[0])) > 1
 
 
-def test_unequal_budgets_are_said() -> None:
-    line = {"round": 1, "train_loss": 1.0}
-    outcomes = [Outcome(m, 0.1, 1, [[line | {"device_updates": n}]]) for m, n in (("fedavg", 4), ("fedcluster", 6))]
-    said = verdict(Comparison(outcomes, 1.0, "equal"))
-    assert "FedAvg had 4 device updates over all seeds, FedCluster 6; compare them over updates" in said[0]
+def test_unequal_budgets_are_said_and_compared_over_updates() -> None:
+    """Clusters of 5 and 6 devices, drawn with replacement, so that rounds differ in their cohorts."""
+    clusters = {"count": 4, "participation": 0.3, "order": "random"}
+    experiment = SMALL.override(fleet={"devices": 23, "samples": 20}, clusters=clusters, rounds=3)
+    result = fedcluster.compare(experiment, ["fedavg", "fedcluster"], seeds=2)
+    fedavg, ours = (one.updates for one in result.outcomes)
+    assert fedavg != ours
+    assert f"Device updates over all seeds: FedAvg {fedavg}, FedCluster {ours}." in verdict(result)[0]
+    assert result.x == "updates"
+    chosen = fedcluster.compare(experiment, ["fedavg", "fedcluster"], seeds=2, x="rounds")
+    assert chosen.x == "rounds"
+    assert "Compare over updates (--x updates)" in verdict(chosen)[0]
 
 
 def test_tuned_rates_come_from_other_seeds_and_skip_what_diverges(tmp_path: Path) -> None:
