@@ -17,8 +17,9 @@ from fedcluster.models.metrics import METRICS
 from fedcluster.report.events import collect_events, name_of
 from fedcluster.report.scores import device_scores
 from fedcluster.reporting import Track, untracked
-from fedcluster.runs.directory import FLEET, MODEL, run_facts
+from fedcluster.runs.directory import DIVERGED, FLEET, run_facts
 from fedcluster.runs.ledger import COUNTS
+from fedcluster.runs.listing import planned_rounds, state_of
 from fedcluster.runs.metrics import CYCLES, Line, read_lines
 from fedcluster.runs.metrics import METRICS as ROUNDS
 from fedcluster.runs.plots import LABELS, X
@@ -101,7 +102,8 @@ def collect_run(folder: Path, name: str, share: float = 1.0) -> dict[str, Any]:
         "group": group_of(folder.name, keys),
         "seed": keys.get("seed", 0),
         "folder": str(folder),
-        "state": "finished" if (folder / MODEL).exists() else "not finished",
+        "state": state_of(folder, planned_rounds(folder / "experiment.toml")),
+        "reason": (attempt(lambda: (folder / DIVERGED).read_text("utf-8")) or "").strip()[:1000],
         "planned": keys.get("rounds"),
         "experiment": flat,
         "toml": (attempt(lambda: read(folder / "experiment.toml")[:20_000]) or "") if share > SMALL else "",
@@ -125,6 +127,11 @@ def attempt(read: Any) -> Any:
 
 
 def short(value: Any) -> str:
+    """A value as TOML writes it, texts without quotation marks."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(short, value[:TEXT]))}]"[:TEXT]
     return (value if isinstance(value, str) else format_value(value))[:TEXT]
 
 
@@ -242,8 +249,13 @@ def cycle_columns(lines: list[Line], most: int) -> dict[str, Any]:
         table[key] = [line.get(key) if is_number(line.get(key)) else None for line in chosen]
     for key in ("cohort", "missing", "dropped", "late"):
         table[key] = [len(line[key]) if isinstance(line.get(key), list) else 0 for line in chosen]
-    table["failed"] = [int(any(line.get(key) for key in FAILURES)) for line in chosen]
+    table["failed"] = [int(failed(line)) for line in chosen]
     return table | {"every": step}
+
+
+def failed(line: Line) -> bool:
+    """Whether a cycle left the model as it was: it says why, or none of its updates was accepted."""
+    return any(line.get(key) for key in FAILURES) or line.get("changed") is False
 
 
 def fleet_of(folder: Path) -> dict[str, Any]:

@@ -44,7 +44,22 @@ def collect_events(rounds: list[Line], cycles: list[Line], names: Any, most: int
         "all": len(events),
         "cycles": len(cycles),
         "updates": rounds[-1].get("device_updates") if rounds else 0,
+        "malicious": malicious(cycles),
     }
+
+
+def malicious(cycles: list[Line]) -> dict[str, int]:
+    """In a simulation with malicious devices: their updates, those that were refused or discarded, and the honest
+    ones that were."""
+    counts = Counter[str]()
+    for line in cycles:
+        listed = line.get("malicious")
+        bad = {device for device in listed if isinstance(device, int)} if isinstance(listed, list) else set[int]()
+        for kind, device, _ in of_cycle(line):
+            if kind in (GIVEN["reasons"], GIVEN["discarded"]) and isinstance(device, int):
+                counts["stopped" if device in bad else "honest"] += 1
+        counts["sent"] += len(bad)
+    return dict(counts) if counts["sent"] else {}
 
 
 def of_cycle(line: Line) -> list[tuple[str, Any, str]]:

@@ -25,7 +25,7 @@ EVERY = 0.5  # seconds between looks at the folder, at least,
 SHARE = 20  # and so many times what reading it took, so that the run loses little
 BEAT = 10.0  # seconds after which a silent connection is tried
 ENDING = 3.0  # seconds for browsers to receive the last state
-FILES = ("run.json", "metrics.jsonl", "cycles.jsonl", "devices.jsonl", "fleet.json", "model.safetensors")
+FILES = ("run.json", "metrics.jsonl", "cycles.jsonl", "devices.jsonl", "fleet.json", "model.safetensors", "diverged.txt")
 
 
 class Live(Callback):
@@ -80,7 +80,7 @@ class Live(Callback):
     def data(self) -> str:
         """The page's data as JSON, read again only if the run has written since."""
         with self.lock:
-            now = signature(self.folder)
+            now = (*signature(self.folder), self.ended.is_set())  # at the end the run lets go of its folder's lock
             if now != self.seen:
                 began = time.perf_counter()
                 runs = [self.folder] if is_run(self.folder) else []

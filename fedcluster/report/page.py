@@ -33,6 +33,7 @@ SCRIPTS = (
     "table.js",
     "heat.js",
     "curves.js",
+    "turns.js",
     "wheel.js",
     "details.js",
     "main.js",

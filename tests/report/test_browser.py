@@ -122,7 +122,7 @@ def test_axis_scale_smoothing_and_toggles_redraw_the_curves(several: Path, show:
 
     find(browser, "#axis option[value='bytes']").click()
     assert changed()
-    assert "gigabytes" in find(browser, "#curves .area").get_attribute("aria-label")
+    assert "megabytes" in find(browser, "#curves .area").get_attribute("aria-label")
     for box in browser.find_elements("css selector", "#curves > .controls input[type=checkbox]"):
         box.click()
         assert changed()

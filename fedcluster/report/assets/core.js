@@ -2,7 +2,7 @@
 // never markup.
 "use strict";
 
-const Report = { data: null, redraw: [] };
+const Report = { data: null, redraw: [], tables: {} }; // tables: how those of the page are sorted and filtered
 
 // Columns of equal steps travel as {from, by, length}.
 Report.decode = function decode(value) {
@@ -57,10 +57,20 @@ Report.bytes = function (count) {
 Report.duration = function (seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds < 100) return `${seconds.toFixed(1)} s`;
-  const minutes = Math.round(seconds / 60), days = Math.floor(minutes / 1440);
-  const clock = `${Math.floor((minutes % 1440) / 60)}:${String(minutes % 60).padStart(2, "0")}`;
-  return days ? `${days} d ${clock}` : `${clock} h`;
+  if (seconds < 6000) return `${(seconds / 60).toFixed(1)} min`;
+  return seconds < 2 * 86400 ? `${(seconds / 3600).toFixed(1)} h` : `${(seconds / 86400).toFixed(1)} days`;
 };
+
+// A time of simulated days, the first of which begins at 0.
+Report.clock = function (seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  const minutes = Math.round(seconds / 60), day = Math.floor(minutes / 1440);
+  const clock = `${String(Math.floor((minutes % 1440) / 60)).padStart(2, "0")}:${String(minutes % 60).padStart(2, "0")}`;
+  return day ? `day ${day + 1}, ${clock}` : clock;
+};
+
+Report.signed = (value) => (value === null || value === undefined ? "–" : `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`);
+Report.count = (number, what) => `${Report.number(number)} ${what}${number === 1 ? "" : "s"}`;
 
 Report.last = function (column) {
   for (let i = (column || []).length - 1; i >= 0; i--) if (column[i] !== null) return column[i];
@@ -72,7 +82,7 @@ Report.palettes = {
   light: ["#0072b2", "#d55e00", "#009e73", "#b8578c", "#8a6d00", "#3d9bd1", "#7a4fa3", "#5a5a5a"],
   dark: ["#4fb0e8", "#ff8f3f", "#35c99b", "#ee9fc9", "#e8c547", "#8fd0f5", "#b795e0", "#b4b4b4"],
 };
-Report.fixed = { FedCluster: 0, FedAvg: 1, "centralized SGD": 7 };
+Report.fixed = { FedCluster: 0, FedAvg: 1, "minibatch SGD": 2, "FedCluster+": 3, "centralized SGD": 7 };
 
 Report.dark = () => {
   const chosen = document.documentElement.dataset.theme;
@@ -82,9 +92,42 @@ Report.colour = (index) => {
   const palette = Report.palettes[Report.dark() ? "dark" : "light"];
   return palette[index % palette.length];
 };
-Report.variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// A colour of the style sheet; those of the present theme are remembered.
+const variables = new Map();
+Report.variable = function (name) {
+  if (!variables.has(name)) variables.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return variables.get(name);
+};
 
-Report.drawAll = () => Report.redraw.forEach((draw) => draw());
+// A canvas of this size in CSS pixels, empty.
+Report.pen = function (canvas, width, height) {
+  const scale = window.devicePixelRatio || 1;
+  Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
+  Object.assign(canvas, { width: Math.round(width * scale), height: Math.round(height * scale) });
+  const pen = canvas.getContext("2d");
+  pen.scale(scale, scale);
+  return pen;
+};
+
+// What is under the pointer or a finger: text(x, y, width of the canvas) says it, null for nothing.
+Report.tips = function (canvas, tip, frame, text) {
+  const show = (event) => {
+    const box = canvas.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top, said = text(x, y, box.width);
+    tip.hidden = said === null;
+    if (tip.hidden) return;
+    tip.textContent = said;
+    tip.style.left = `${Math.max(0, Math.min(x + 14, frame.clientWidth - tip.offsetWidth - 2))}px`;
+    tip.style.top = `${y + 18}px`;
+  };
+  canvas.addEventListener("pointermove", show);
+  canvas.addEventListener("pointerdown", show);
+  canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
+};
+
+Report.drawAll = function () {
+  variables.clear();
+  Report.redraw.forEach((draw) => draw());
+};
 
 Report.theme = function () {
   const button = document.getElementById("theme"), root = document.documentElement;

@@ -3,7 +3,8 @@
 
 Report.curves = (function () {
   const { element } = Report;
-  const POINTS = 600, FOCUS = 30, LISTED = 8; // of a resampled curve; series that fade; values in a tooltip
+  const POINTS = 600, FOCUS = 30, LISTED = 8, RAW = 6; // of a resampled curve; series that fade; values in a tooltip; curves that are also shown unsmoothed
+  const UNITS = { bytes: ["gigabytes", ["megabytes", 1e3], ["kilobytes", 1e6]], hours: ["hours", ["minutes", 60], ["seconds", 3600]], time: ["hours", ["minutes", 60], ["seconds", 3600]] };
   const state = { x: "rounds", log: true, smooth: 0, bands: true, hidden: new Set(), shown: null };
   let charts = [];
 
@@ -28,7 +29,7 @@ Report.curves = (function () {
     const runs = Report.data.runs.filter((run) => !state.hidden.has(key(run)) && run.rounds[score.key]);
     const each = runs.map((run) => ({ run, ...points(run, score) })).filter((one) => one.x.length && one.x.at(-1) > 0);
     if (!each.length) return { x: [], curves: [] };
-    const x = grid(each.map((one) => one.x)), order = colours();
+    const x = grid(each.map((one) => one.x)), order = colours(), raw = state.smooth > 0 && each.length <= RAW;
     for (const one of each) one.at = onto(x, one.x, one.y);
     const groups = new Map();
     for (const one of each) groups.set(key(one.run), [...(groups.get(key(one.run)) || []), one]);
@@ -37,23 +38,34 @@ Report.curves = (function () {
       const fold = (f) => x.map((_, i) => (columns.every((column) => column[i] !== null) ? f(columns.map((column) => column[i])) : null));
       const y = columns.length === 1 ? columns[0] : fold((values) => values.reduce((a, b) => a + b) / values.length);
       const band = columns.length > 1 ? { low: fold((v) => Math.min(...v)), high: fold((v) => Math.max(...v)) } : null;
-      return { name: shown, index: order.get(members[0].run.group), y, band, seeds: members.length };
+      return { name: shown, index: order.get(members[0].run.group), y, band, raw: raw && columns.length === 1 ? onto(x, members[0].x, members[0].raw) : null };
     });
     return { x, curves };
   }
 
+  // The axis: its label, in a unit in which the longest run is not a small fraction, and what that multiplies x by.
+  function along() {
+    const axis = Report.data.axes.find((one) => one.key === state.x), label = axis ? axis.label : state.x, known = UNITS[state.x];
+    if (!known) return { label, times: 1 };
+    const most = Math.max(...Report.data.runs.map((run) => Report.last(run.axes[state.x]) || 0));
+    const [name, times] = most >= 0.5 ? [known[0], 1] : known.slice(1).find(([, by]) => most * by >= 0.5) || known.at(-1);
+    return { label: label.replace(known[0], name), times };
+  }
+
   function points(run, score) {
-    const all = run.axes[state.x] || [], column = run.rounds[score.key], x = [], y = [];
+    const all = run.axes[state.x] || [], column = run.rounds[score.key], times = along().times, x = [], y = [], raw = [];
     let mean = 0, weight = 0;
     column.forEach((value, i) => {
-      if (value === null || all[i] === null || (i && x.length && all[i] < x.at(-1))) return;
-      mean = state.smooth * mean + (1 - state.smooth) * value * (score.percent ? 100 : 1);
+      const at = all[i] === null || all[i] === undefined ? null : all[i] * times, shown = value * (score.percent ? 100 : 1);
+      if (value === null || at === null || (i && x.length && at < x.at(-1))) return;
+      mean = state.smooth * mean + (1 - state.smooth) * shown;
       weight = state.smooth * weight + 1 - state.smooth;
-      if (x.length && all[i] === x.at(-1)) { x.pop(); y.pop(); }
-      x.push(all[i]);
+      if (x.length && at === x.at(-1)) { x.pop(); y.pop(); raw.pop(); }
+      x.push(at);
       y.push(mean / weight);
+      raw.push(shown);
     });
-    return { x, y };
+    return { x, y, raw };
   }
 
   // The x that all curves share: their own where they are the same, else so many between the ends.
@@ -80,18 +92,25 @@ Report.curves = (function () {
     const { x, curves } = lines(score), loss = score.label.includes("loss") || score.key === "epsilon";
     const positive = curves.every((one) => one.y.every((value) => value === null || value > 0));
     const log = state.log && loss && positive && score.key !== "epsilon";
-    const data = [x], series = [{}], bands = [];
+    if (!curves.length) return none(score, holder);
+    const data = [x], series = [{}], bands = [], axis = along();
     for (const one of curves) {
       const stroke = Report.colour(one.index), dash = [[], [6, 4], [2, 3]][Math.floor(one.index / 8) % 3];
       data.push(one.y);
       series.push({ label: one.name, stroke, width: curves.length > FOCUS ? 1 : 1.8, dash, points: { show: x.length < 3 }, spanGaps: true });
+      one.columns = 1;
+      if (one.raw) {
+        data.push(one.raw);
+        series.push({ label: "", stroke: `${stroke}55`, width: 1, points: { show: false }, spanGaps: true });
+        one.columns = 2;
+      }
       if (!one.band) continue;
+      one.columns = 3;
       const at = data.length;
       data.push(one.band.high, one.band.low);
       series.push(...[0, 1].map(() => ({ label: "", stroke: "transparent", width: 0, points: { show: false }, spanGaps: true })));
       bands.push({ series: [at, at + 1], fill: `${stroke}33` });
     }
-    const axis = Report.data.axes.find((one) => one.key === state.x);
     const ink = { stroke: Report.variable("--quiet"), grid: { stroke: Report.variable("--faint"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     const whole = ["rounds", "aggregations", "updates", "gradients"].includes(state.x);
     const incrs = [1, 2, 5].flatMap((n) => Array.from({ length: 13 }, (_, k) => n * 10 ** k)).sort((a, b) => a - b);
@@ -101,17 +120,24 @@ Report.curves = (function () {
       legend: { show: false },
       scales: { x: { time: false }, y: log ? { distr: 3, range: padding } : { range: padded } },
       axes: [
-        { ...ink, label: axis ? axis.label : state.x, labelSize: 20, labelFont: ink.font, size: 30, ...(whole ? { incrs } : {}), values: (_, splits) => splits.map(tick) },
+        { ...ink, label: axis.label, labelSize: 20, labelFont: ink.font, size: 30, ...(whole ? { incrs } : {}), values: (_, splits) => splits.map(tick) },
         { ...ink, size: 56, values: (_, splits) => splits.map((value) => (value === null ? "" : tick(value))), ...(log ? { filter: (_, splits) => thin(splits), splits: (u, i, low, high) => decades(low, high) } : {}) },
       ],
       focus: { alpha: few ? 0.3 : 1 },
-      cursor: { focus: { prox: few ? 30 : -1 }, drag: { x: true, y: false }, points: { show: few ? undefined : false } },
+      cursor: { focus: { prox: few ? 30 : -1 }, drag: { x: true, y: false }, points: { show: few ? undefined : false }, sync: { key: "curves", scales: ["x", null] }, y: false },
       hooks: { setCursor: [(u) => hover(u, score, curves, holder)] },
     }, data, holder);
     if (zoom) plot.setScale("x", zoom);
     plot.root.setAttribute("aria-hidden", "true");
     holder.setAttribute("aria-label", words(score, axis, curves));
     return plot;
+  }
+
+  function none(score, holder) {
+    const empty = Report.data.runs.every((run) => state.hidden.has(key(run)));
+    holder.note.textContent = empty ? "All runs are hidden." : `No run has ${score.label} over this axis.`;
+    holder.setAttribute("aria-label", holder.note.textContent);
+    return null;
   }
 
   const tick = (value) => (Math.abs(value) >= 1e5 ? value.toExponential(0).replace("e+", "e") : String(+value.toPrecision(6)));
@@ -131,7 +157,7 @@ Report.curves = (function () {
     const ends = curves.slice(0, 12).map((one) => `${one.name} ends at ${Report.number(Report.last(one.y))}`);
     const more = curves.length > 12 ? `, and ${curves.length - 12} more` : "";
     const unit = score.percent ? " in percent" : "";
-    return `Chart of ${score.label}${unit} over ${axis ? axis.label : state.x}. ${ends.join(", ")}${more}. Arrow keys move along the curve, plus and minus zoom, 0 shows all.`;
+    return `Chart of ${score.label}${unit} over ${axis.label}. ${ends.join(", ")}${more}. Arrow keys move along the curve, plus and minus zoom, 0 shows all.`;
   }
 
   // The values under the pointer, the nearest first.
@@ -141,36 +167,43 @@ Report.curves = (function () {
     let at = 1;
     const rows = curves.map((one) => {
       const value = u.data[at][idx], row = { one, value, low: one.band ? one.band.low[idx] : null, high: one.band ? one.band.high[idx] : null };
-      at += one.band ? 3 : 1;
+      at += one.columns;
       return row;
     }).filter((row) => row.value !== null && row.value !== undefined);
     const away = (row) => Math.abs(u.valToPos(row.value, "y") - top);
     const near = rows.sort((a, b) => away(a) - away(b)).slice(0, LISTED).sort((a, b) => b.value - a.value);
-    const unit = score.percent ? " %" : "";
+    const figure = (value, digits) => (score.percent ? value.toFixed(digits - 2) : Report.number(+value.toPrecision(digits)));
     const said = near.map((row) => {
-      const range = row.low === null ? "" : ` (${Report.number(row.low)} to ${Report.number(row.high)})`;
-      const name = element("span", {}, row.one.name), value = element("b", {}, `${Report.number(row.value)}${unit}${range}`);
+      const range = row.low === null ? null : element("span", { class: "quiet" }, ` (${figure(row.low, 3)} to ${figure(row.high, 3)})`);
+      const name = element("span", {}, row.one.name);
       name.style.color = Report.colour(row.one.index);
-      return element("div", {}, name, value);
+      return element("div", {}, name, element("span", { class: "figures" }, element("b", {}, figure(row.value, 4) + (score.percent ? " %" : "")), range));
     });
-    const axis = Report.data.axes.find((one) => one.key === state.x);
     const more = rows.length > LISTED ? element("div", { class: "quiet" }, `and ${rows.length - LISTED} more`) : null;
-    tip.replaceChildren(...[element("div", { class: "quiet" }, `${axis ? axis.label : state.x}: ${Report.number(u.data[0][idx])}`), ...said, more].filter(Boolean));
+    tip.replaceChildren(...[element("div", { class: "quiet" }, `${along().label}: ${Report.number(u.data[0][idx])}`), ...said, more].filter(Boolean));
     tip.hidden = !near.length;
     const width = holder.clientWidth, room = tip.offsetWidth || 200, x = left + 62;
     tip.style.left = `${Math.max(0, x + room + 14 > width ? x - room - 14 : x + 14)}px`;
     tip.style.top = `${Math.max(0, Math.min(top + 8, 250 - tip.offsetHeight))}px`;
   }
 
+  // All charts have one axis, and show the same part of it.
   function zoom(chart, factor) {
-    const { plot } = chart, { min, max } = plot.scales.x, x = plot.data[0];
-    const middle = plot.cursor.left >= 0 ? plot.posToVal(plot.cursor.left, "x") : (min + max) / 2;
-    if (!factor || (max - min) * factor >= x.at(-1) - x[0]) plot.setScale("x", { min: x[0], max: x.at(-1) });
-    else plot.setScale("x", { min: Math.max(x[0], middle - (middle - min) * factor), max: Math.min(x.at(-1), middle + (max - middle) * factor) });
+    const { plot } = chart;
+    if (!plot) return;
+    const { min, max } = plot.scales.x, x = plot.data[0], middle = plot.cursor.left >= 0 ? plot.posToVal(plot.cursor.left, "x") : (min + max) / 2;
+    const all = !factor || (max - min) * factor >= x.at(-1) - x[0];
+    for (const one of charts) {
+      if (!one.plot) continue;
+      const own = one.plot.data[0], range = { min: Math.max(x[0], middle - (middle - min) * factor), max: Math.min(x.at(-1), middle + (max - middle) * factor) };
+      one.plot.setScale("x", all ? { min: own[0], max: own.at(-1) } : range);
+    }
   }
 
   function keys(event, chart) {
-    const { plot } = chart, x = plot.data[0];
+    const { plot } = chart;
+    if (!plot) return;
+    const x = plot.data[0];
     const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
     const ends = { Home: 0, End: x.length - 1 };
     if (step || event.key in ends) {
@@ -189,7 +222,8 @@ Report.curves = (function () {
     const holder = element("div", { class: "area", tabindex: "0", role: "img" });
     holder.tip = element("div", { class: "tip", hidden: true, "aria-hidden": "true" });
     holder.style.position = "relative";
-    holder.append(holder.tip);
+    holder.note = element("p", { class: "quiet note" });
+    holder.append(holder.tip, holder.note);
     const one = { score, holder, plot: null, said: element("div", { class: "hidden-words", "aria-live": "polite" }) };
     const button = (text, name, factor) => element("button", { type: "button", "aria-label": `${name}: ${score.label}`, title: name, onclick: () => zoom(one, factor) }, text);
     one.node = element("figure", { class: "chart" },
@@ -207,6 +241,8 @@ Report.curves = (function () {
       const zoomed = keep && plot && plot.scales.x.min !== null && (plot.scales.x.min > ends[0] || plot.scales.x.max < ends[1]);
       const scale = zoomed ? { min: plot.scales.x.min, max: plot.scales.x.max } : null;
       if (plot) plot.destroy();
+      one.holder.note.textContent = "";
+      one.holder.tip.hidden = true;
       one.plot = make(one.score, one.holder, scale);
     }
   }
@@ -217,38 +253,53 @@ Report.curves = (function () {
     return new Set([...(has("train_loss") ? ["train_loss"] : []), ...test.map((score) => score.key).slice(0, 2), ...(has("epsilon") ? ["epsilon"] : [])]);
   }
 
-  function legend() {
+  // A button for each curve, that hides and shows it; a double click shows no other.
+  function legend(fill) {
     const order = colours(), names = [...new Set(Report.data.runs.map(key))];
-    const toggle = (name) => { if (!state.hidden.delete(name)) state.hidden.add(name); draw(); };
-    return names.map((name) => {
-      const mark = element("i", { "aria-hidden": "true" }), run = Report.data.runs.find((one) => key(one) === name);
-      const seeds = Report.data.runs.filter((one) => key(one) === name).length;
-      mark.style.color = Report.colour(order.get(run.group));
-      const button = element("button", { type: "button", "aria-pressed": String(!state.hidden.has(name)), onclick: () => {
-        toggle(name);
+    const show = (change) => { change(); fill(); draw(); };
+    const buttons = names.map((name) => {
+      const mark = element("i", { "aria-hidden": "true" }), members = Report.data.runs.filter((one) => key(one) === name);
+      mark.style.color = Report.colour(order.get(members[0].group));
+      mark.style.borderTopStyle = ["solid", "dashed", "dotted"][Math.floor(order.get(members[0].group) / 8) % 3];
+      const button = element("button", { type: "button", "aria-pressed": String(!state.hidden.has(name)), title: "Click: hide or show. Double-click: only this one.", onclick: (event) => {
+        if (event.detail === 2) return show(() => { state.hidden = new Set(names.filter((other) => other !== name)); });
+        if (!state.hidden.delete(name)) state.hidden.add(name);
         button.setAttribute("aria-pressed", String(!state.hidden.has(name)));
-      } }, mark, (state.bands ? label(name) : name) + (seeds > 1 ? ` (${seeds} seeds)` : ""));
+        draw();
+      } }, mark, (state.bands ? label(name) : name) + (members.length > 1 ? ` (${members.length} seeds)` : ""));
       return button;
     });
+    const every = (text, hidden) => element("button", { type: "button", class: "link", onclick: () => show(() => { state.hidden = new Set(hidden); }) }, text);
+    return [...buttons, ...(names.length > 2 ? [every("all", []), every("none", names)] : [])];
+  }
+
+  // Show these runs and no others.
+  function only(runs) {
+    const shown = new Set(runs.map(key));
+    state.hidden = new Set(Report.data.runs.map(key).filter((name) => !shown.has(name)));
+    Report.drawAll();
+    document.getElementById("curves").scrollIntoView();
   }
 
   function build() {
     const { data } = Report, scores = data.scores;
     if (!scores.length) return null;
-    if (!data.axes.some((axis) => axis.key === state.x)) state.x = data.axes.length ? data.axes[0].key : "rounds";
+    if (!data.axes.length) return Report.section("curves", "Curves", element("p", {}, "No round is finished yet."));
+    if (!data.axes.some((axis) => axis.key === state.x)) state.x = data.axes[0].key;
     state.shown ??= defaults(scores);
     const box = element("div", { class: "charts" }), names = element("div", { class: "legend", role: "group", "aria-label": "Curves that are shown" });
     const refresh = () => { charts.forEach((one) => one.plot && one.plot.destroy()); charts = scores.filter((score) => state.shown.has(score.key)).map(chart); box.replaceChildren(...charts.map((one) => one.node)); draw(); };
-    const fill = () => names.replaceChildren(...(data.runs.length > 1 ? legend() : []));
+    const fill = () => names.replaceChildren(...(data.runs.length > 1 ? legend(fill) : []));
     const check = (text, on, change) => element("label", {}, element("input", { type: "checkbox", checked: on, onchange: (event) => change(event.target.checked) }), text);
     const over = element("select", { id: "axis", onchange: (event) => { state.x = event.target.value; draw(false); } },
       data.axes.map((axis) => element("option", { value: axis.key, selected: axis.key === state.x }, axis.label)));
-    const smooth = element("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: state.smooth, oninput: (event) => { state.smooth = +event.target.value; draw(); } });
+    const amount = element("output", { class: "amount" }, state.smooth || "off");
+    const smooth = element("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: state.smooth, oninput: (event) => { state.smooth = +event.target.value; amount.textContent = state.smooth || "off"; draw(); } });
     const seeds = seeded() ? check("mean and range over seeds", state.bands, (on) => { state.bands = on; state.hidden.clear(); fill(); draw(); }) : (state.bands = false, null);
-    const choose = element("details", {}, element("summary", {}, "Scores"), element("div", { class: "controls" },
+    const choose = element("details", {}, element("summary", {}, "Choose scores"), element("div", { class: "controls" },
       scores.map((score) => check(score.label, state.shown.has(score.key), (on) => { if (on) state.shown.add(score.key); else state.shown.delete(score.key); refresh(); }))));
     const section = Report.section("curves", "Curves",
-      element("div", { class: "controls" }, element("label", { for: "axis" }, "over", over), check("logarithmic loss", state.log, (on) => { state.log = on; draw(); }), element("label", {}, "smoothing", smooth), seeds),
+      element("div", { class: "controls" }, element("label", { for: "axis" }, "over", over), check("log scale of losses", state.log, (on) => { state.log = on; draw(); }), element("label", {}, "smoothing", smooth, amount), seeds),
       names, box, scores.length > state.shown.size || scores.length > 3 ? choose : null);
     fill();
     Report.redraw.push(() => { fill(); draw(); });
@@ -256,5 +307,5 @@ Report.curves = (function () {
     return section;
   }
 
-  return { build, draw, state, colours };
+  return { build, draw, state, colours, only };
 })();

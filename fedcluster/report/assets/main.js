@@ -3,6 +3,7 @@
 
 (function () {
   const { element } = Report;
+  const KEYS = 12; // in which runs differ, as columns of their table
   const state = { run: null }; // the run whose details are shown; at first one that has clusters
   let sections = [];
 
@@ -25,20 +26,26 @@
     const best = (run, score) => { const known = (run.rounds[score.key] || []).filter((value) => value !== null); return known.length ? known.reduce((a, b) => ((score.higher ? a > b : a < b) ? a : b)) : null; };
     const final = (run, key) => Report.last(run.rounds[key]);
     const scores = data.scores.filter((score) => Report.curves.state.shown.has(score.key));
-    const keys = Report.differences(data.runs).slice(0, 12);
+    const all = Report.differences(data.runs), keys = all.slice(0, KEYS), order = Report.curves.colours();
+    const isText = (key) => data.runs.some((run) => typeof sortable(run.experiment[key] ?? "0") === "string");
+    const mark = (run) => { const one = element("i", { class: "swatch", "aria-hidden": "true" }); one.style.background = Report.colour(order.get(run.group)); return one; };
+    const only = element("button", { type: "button", hidden: true, onclick: () => Report.curves.only(left) }, "Show only these runs in the curves");
+    let left = null; // runs that the filter leaves
+    const filtered = (runs) => { left = runs; only.hidden = !runs || !runs.length; };
     const choose = (run) => { state.run = data.runs.indexOf(run); build(); document.getElementById("run").scrollIntoView(); };
     const found = [
-      { label: "run", left: true, value: (run) => run.name, text: (run) => run.name, cell: (run) => (run.folder ? element("button", { type: "button", class: "link", onclick: () => choose(run) }, run.name) : run.name) },
+      { label: "run", left: true, value: (run) => run.name, text: (run) => run.name, cell: (run) => element("span", { class: "named" }, mark(run), run.folder ? element("button", { type: "button", class: "link", title: run.name, onclick: () => choose(run) }, run.name) : run.name) },
       ...(data.runs[0].folder ? [{ label: "state", left: true, value: (run) => run.state, text: (run) => run.state }] : []),
       { label: "rounds", value: (run) => final(run, "round") },
       ...scores.map((score) => ({ label: score.label, value: (run) => final(run, score.key), text: (run) => Report.score(final(run, score.key), score) })),
       ...scores.filter((score) => score.higher).map((score) => ({ label: `best ${score.label}`, value: (run) => best(run, score), text: (run) => Report.score(best(run, score), score) })),
       { label: "updates", value: (run) => final(run, "device_updates") },
       { label: "bytes", value: (run) => (final(run, "bytes_up") || 0) + (final(run, "bytes_down") || 0), text: (run) => Report.bytes((final(run, "bytes_up") || 0) + (final(run, "bytes_down") || 0)) },
-      ...keys.map((key) => ({ label: key, value: (run) => sortable(run.experiment[key] ?? ""), text: (run) => run.experiment[key] ?? "–" })),
+      ...keys.map((key) => ({ label: key, left: isText(key), value: (run) => sortable(run.experiment[key] ?? ""), text: (run) => run.experiment[key] ?? "–" })),
     ];
-    return Report.section("runs", "Runs", element("p", { class: "quiet" }, "The last values of each run, and the keys in which the experiments differ." + (data.runs[0].folder ? " Choose a run to see its details below." : "")),
-      Report.table(found, data.runs, { label: "Runs", filter: "Filter runs", most: 25, chosen: (run) => data.runs.indexOf(run) === state.run }));
+    const more = all.length > keys.length ? ` (${keys.length} of ${all.length})` : "";
+    return Report.section("runs", "Runs", element("p", { class: "quiet" }, `The last values of each run, and the keys in which the experiments differ${more}. Click a column to sort.${data.runs[0].folder ? " Click a run to see its details below." : ""}`),
+      Report.table(found, data.runs, { label: "Runs", filter: "Filter runs", most: 25, filtered, chosen: (run) => data.runs.indexOf(run) === state.run }), only);
   }
 
   function chooser() {
@@ -57,13 +64,13 @@
     Report.redraw.length = 0;
     document.title = `${data.title} · fedcluster`;
     document.getElementById("title").textContent = data.title;
-    document.getElementById("about").textContent = about();
+    document.getElementById("about").replaceChildren(...about());
     document.getElementById("made").textContent = `Written by fedcluster ${data.version}, ${data.made}. Charts: uPlot (MIT).`;
     sections = [findings(), Report.curves.build(), table(), ...(run && run.folder ? [chooser(), Report.wheel.build(run), Report.fleet(run), Report.devices(run), Report.events(run), Report.privacy(run), Report.experiment(run)] : [])].filter(Boolean);
-    const tiles = data.runs.length === 1 && run.folder ? Report.summary(run) : null;
+    const tiles = data.runs.length === 1 && run.folder ? Report.summary(run) : null, reason = data.runs.length > 1 && run.folder && run.reason;
     document.getElementById("parts").replaceChildren(...[tiles, ...sections].filter(Boolean));
     document.getElementById("sections").replaceChildren(...sections.filter((one) => one.id !== "details").map((one) => element("a", { href: `#${one.id}` }, one.querySelector("h2").textContent)));
-    if (document.getElementById("details")) { const place = document.querySelector("#details"); place.append(Report.summary(run)); }
+    if (document.getElementById("details")) { const place = document.querySelector("#details"); place.append(...[reason ? element("p", { class: "reason" }, reason) : null, Report.summary(run)].filter(Boolean)); }
     for (const summary of document.querySelectorAll("details > summary")) if (open.includes(summary.textContent)) summary.parentElement.open = true;
     Report.drawHeats = () => document.querySelectorAll(".heat").forEach((heat) => heat.draw());
     Report.redraw.push(() => { Report.drawHeats(); sections.forEach((section) => section.draw && section.draw()); });
@@ -73,10 +80,10 @@
 
   function about() {
     const { data } = Report, { runs } = data;
-    if (runs.length === 1 && runs[0].folder) return `${runs[0].folder} · ${runs[0].state}`;
-    if (!runs.length || !runs[0].folder) return data.live ? "Waiting for the first round." : "";
-    const finished = runs.filter((run) => run.state === "finished").length, thinned = data.every > 1 ? ` Every ${data.every}th round is in the page.` : "";
-    return `${runs.length} runs, ${finished} finished.${thinned}`;
+    if (!runs.length || !runs[0].folder) return [data.live ? "Waiting for the first round." : ""];
+    if (runs.length === 1) return [element("span", { class: `state ${runs[0].state}` }, runs[0].state), ` ${runs[0].folder}`, runs[0].reason ? element("span", { class: "reason" }, runs[0].reason) : ""];
+    const states = [...new Set(runs.map((run) => run.state))].map((name) => `${runs.filter((run) => run.state === name).length} ${name}`);
+    return [`${runs.length} runs: ${states.join(", ")}.${data.every > 1 ? ` The page has every ${data.every}th round.` : ""}`];
   }
 
   // A page that is served gets its data again whenever the run has written something.
@@ -84,15 +91,26 @@
     const sign = document.getElementById("live"), events = new EventSource("events");
     const say = (text, lost) => { sign.hidden = false; sign.classList.toggle("lost", lost); sign.textContent = text; };
     const typing = () => document.activeElement && document.activeElement.matches("input[type=search], select");
+    let held = false, stale = false; // a button of the pointer is down; the page is older than its data
+    const busy = () => held || typing() || document.hidden;
+    const rebuild = () => {
+      const place = scrollY, focus = focused();
+      stale = false;
+      build();
+      focus();
+      scrollTo({ top: place, behavior: "instant" });
+    };
     const update = (event) => {
       Report.data = Report.decode(JSON.parse(event.data));
       const run = Report.data.runs[0];
       say(run ? `live, round ${Report.last(run.rounds.round) || 0}` : "waiting for the run", false);
-      if (typing() && event.type !== "end") return;
-      const place = scrollY;
-      build();
-      scrollTo({ top: place, behavior: "instant" });
+      stale = true;
+      if (!busy() || event.type === "end") rebuild();
     };
+    const catchUp = () => setTimeout(() => stale && !busy() && rebuild());
+    addEventListener("pointerdown", () => { held = true; });
+    for (const name of ["pointerup", "pointercancel"]) addEventListener(name, () => { held = false; catchUp(); });
+    for (const name of ["focusout", "visibilitychange"]) document.addEventListener(name, catchUp);
     events.addEventListener("change", update);
     events.addEventListener("end", (event) => {
       events.close();
@@ -100,6 +118,12 @@
       say(Report.data.runs.length ? Report.data.runs[0].state : "ended", false);
     });
     events.addEventListener("error", () => say("reconnecting", true));
+  }
+
+  // What has the focus has it again after the page was built anew: the one at the same place, if it is of the same kind.
+  function focused() {
+    const all = () => [...document.querySelectorAll("main :is(button, input, select, summary, [tabindex])")], place = all().indexOf(document.activeElement), kind = document.activeElement.tagName;
+    return () => { const one = all()[place]; if (one && one.tagName === kind) one.focus({ preventScroll: true }); };
   }
 
   Report.data = Report.decode(JSON.parse(document.getElementById("data").textContent));

@@ -2,21 +2,24 @@
 "use strict";
 
 // columns: {label, left, value(row), text(row), cell(row)}: what a row is sorted by, what it says, what it is made of.
+// options: caption or label, key (where two have one caption), sort, up, filter, most, chosen(row), and filtered(rows),
+// which is told what a filter leaves. A table that is built anew is sorted and filtered as it was.
 Report.table = function (columns, rows, options = {}) {
-  const { element } = Report, most = options.most || 100;
-  let by = options.sort ?? -1, up = options.up ?? true, wanted = "", all = false;
+  const { element } = Report, most = options.most || 100, name = options.caption || options.label || "Table";
+  const kept = (Report.tables[options.key || name] ??= { by: options.sort ?? -1, up: options.up ?? true, wanted: "", all: false });
+  if (kept.by >= columns.length) kept.by = options.sort ?? -1;
   const text = (column, row) => (column.text ? column.text(row) : Report.number(column.value(row)));
-  const matches = (row) => columns.some((column) => String(text(column, row)).toLowerCase().includes(wanted));
+  const matches = (row) => columns.some((column) => String(text(column, row)).toLowerCase().includes(kept.wanted));
 
-  const sortBy = (index) => { up = by === index ? !up : true; by = index; draw(); };
+  const sortBy = (index) => { kept.up = kept.by === index ? !kept.up : true; kept.by = index; draw(); };
   const heads = columns.map((column, index) => element("th", { scope: "col", class: column.left ? "left" : null },
     element("button", { type: "button", onclick: () => sortBy(index) }, column.label)));
   const body = element("tbody");
-  const more = element("button", { type: "button", class: "more", onclick: () => { all = true; draw(); } });
+  const more = element("button", { type: "button", class: "more", onclick: () => { kept.all = true; draw(); } });
   const status = element("span", { class: "quiet", role: "status" });
-  const type = (event) => { wanted = event.target.value.trim().toLowerCase(); draw(); };
-  const search = options.filter && element("div", { class: "filter" },
-    element("input", { type: "search", placeholder: options.filter, "aria-label": options.filter, oninput: type }), status);
+  const type = (event) => { kept.wanted = event.target.value.trim().toLowerCase(); draw(); };
+  const search = options.filter && rows.length > 1 && element("div", { class: "filter" },
+    element("input", { type: "search", value: kept.wanted, placeholder: options.filter, "aria-label": options.filter, oninput: type }), status);
 
   function cell(column, row, index) {
     const content = column.cell ? column.cell(row) : text(column, row), side = column.left ? "left" : null;
@@ -24,7 +27,9 @@ Report.table = function (columns, rows, options = {}) {
   }
 
   function draw() {
+    const { by, up, wanted, all } = kept;
     let shown = wanted ? rows.filter(matches) : rows;
+    if (options.filtered) options.filtered(wanted ? shown : null);
     if (by >= 0) shown = [...shown].sort((a, b) => (up ? 1 : -1) * compare(columns[by].value(a), columns[by].value(b)));
     heads.forEach((head, index) => head.setAttribute("aria-sort", index !== by ? "none" : up ? "ascending" : "descending"));
     body.replaceChildren(...shown.slice(0, all ? undefined : most).map((row) => {
@@ -36,12 +41,10 @@ Report.table = function (columns, rows, options = {}) {
     status.textContent = wanted ? `${shown.length} of ${rows.length} rows` : "";
   }
 
-  const table = element("table", {}, options.caption && element("caption", {}, options.caption),
-    element("thead", {}, element("tr", {}, heads)), body);
-  const name = options.caption || options.label || "Table";
-  const node = element("div", { class: "tabled" }, search,
+  const table = element("table", {}, element("caption", { class: "hidden-words" }, name), element("thead", {}, element("tr", {}, heads)), body);
+  const title = options.caption && element("h3", {}, options.caption);
+  const node = element("div", { class: "tabled" }, title || search ? element("div", { class: "over" }, title, search) : null,
     element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name }, table), more);
-  node.redraw = draw;
   draw();
   return node;
 
@@ -53,11 +56,21 @@ Report.table = function (columns, rows, options = {}) {
   }
 };
 
-// A cell with a bar behind its number.
+// A cell with a bar before its number.
 Report.bar = function (share, text) {
-  const bar = Report.element("span", { class: "bar", "aria-hidden": "true" });
+  const bar = Report.element("span", { class: "bar" });
   bar.style.width = `${Math.max(0, Math.min(1, share || 0)) * 100}%`;
-  return Report.element("span", { class: "barred" }, bar, Report.element("span", {}, text));
+  return Report.element("span", { class: "barred" }, Report.element("span", { class: "track", "aria-hidden": "true" }, bar), Report.element("span", { class: "figure" }, text));
+};
+
+// A cosine as a bar to the left (back) or right (on) of the middle, its number, and words.
+Report.lean = function (cosine, words) {
+  const { element } = Report, bar = element("span", { class: "bar" });
+  if (cosine === null || cosine === undefined) return words || "–";
+  bar.style.background = Report.turn(Math.sign(cosine) * 0.7);
+  bar.style.left = `${50 + 50 * Math.min(0, cosine)}%`;
+  bar.style.width = `${50 * Math.abs(cosine)}%`;
+  return element("span", { class: "barred lean" }, element("span", { class: "track", "aria-hidden": "true" }, bar), element("span", { class: "figure" }, Report.signed(cosine)), words ? element("span", { class: "words" }, words) : null);
 };
 
 // A histogram: full bars of the last values and, where there are others, empty ones of the first.
