@@ -25,7 +25,15 @@ EVERY = 0.5  # seconds between looks at the folder, at least,
 SHARE = 20  # and so many times what reading it took, so that the run loses little
 BEAT = 10.0  # seconds after which a silent connection is tried
 ENDING = 3.0  # seconds for browsers to receive the last state
-FILES = ("run.json", "metrics.jsonl", "cycles.jsonl", "devices.jsonl", "fleet.json", "model.safetensors", "diverged.txt")
+FILES = (
+    "run.json",
+    "metrics.jsonl",
+    "cycles.jsonl",
+    "devices.jsonl",
+    "fleet.json",
+    "model.safetensors",
+    "diverged.txt",
+)
 
 
 class Live(Callback):

@@ -133,6 +133,11 @@ def test_axis_scale_smoothing_and_toggles_redraw_the_curves(several: Path, show:
     button.click()
     assert button.get_attribute("aria-pressed") == "false"
     assert changed()
+    webdriver.ActionChains(browser).double_click(find(browser, ".legend button")).perform()
+    pressed = [
+        one.get_attribute("aria-pressed") for one in browser.find_elements("css selector", ".legend [aria-pressed]")
+    ]
+    assert pressed == ["true", "false", "false", "false"]  # seeds are apart now
 
 
 def test_keys_zoom_and_read_the_curves_aloud(several: Path, show: Open) -> None:
@@ -160,8 +165,13 @@ def test_the_table_sorts_filters_and_chooses_a_run(several: Path, show: Open) ->
     assert find(browser, "#runs thead th").get_attribute("aria-sort") == "descending"
     find(browser, "#runs input").send_keys("fedcluster")
     assert texts(browser, names) == ["fedcluster-seed1", "fedcluster-seed0"]
+    find(browser, "#runs > button").click()  # only these in the curves
+    assert [
+        one.get_attribute("aria-pressed") for one in browser.find_elements("css selector", ".legend [aria-pressed]")
+    ] == ["false", "true"]
     find(browser, "#runs tbody button").click()
     assert browser.find_element("id", "run").get_property("value") == "3"
+    assert texts(browser, names) == ["fedcluster-seed1", "fedcluster-seed0"]  # as sorted and filtered before
 
 
 def test_the_wheel_turns_with_its_slider(several: Path, show: Open) -> None:
@@ -171,6 +181,43 @@ def test_the_wheel_turns_with_its_slider(several: Path, show: Open) -> None:
     slider.send_keys(webdriver.Keys.HOME)
     assert slider.get_attribute("aria-valuetext") == "round 1"
     assert len(texts(browser, "#cycles .turning tbody tr")) == 4
+
+
+def test_the_wheel_says_who_pulled_back_whom(tmp_path: Path, show: Open) -> None:
+    folder = write_run(tmp_path / "run", rounds=1, clusters=3)
+    lines = [cycle_line(1, K, moved, cosine, []) for K, moved, cosine in ((0, 0.4, 0.0), (1, 0.9, -0.6), (2, 0.2, 0.3))]
+    lines[0]["cosine"] = None
+    lines[2] |= {"changed": False, "moved": 0.0, "cosine": None}
+    write_lines(folder / "cycles.jsonl", lines)
+    browser = show(write_report([folder], tmp_path / "report.html"))
+    said = (
+        "Cluster 1 moved the model furthest, by 0.9. 1 of 3 turns pulled the model back, most of all cluster 1 after "
+    )
+    assert texts(browser, "#cycles .said") == [
+        f"{said}cluster 0 (cosine −0.60). 1 failed and left the model as it was."
+    ]
+    assert texts(browser, "#cycles .turning tbody .words") == ["pulled back cluster 0"]
+
+
+def test_simulated_time_has_a_timetable(tmp_path: Path, show: Open) -> None:
+    folder = write_run(tmp_path / "run", rounds=2, clusters=2)
+    lines = [cycle_line(j, K, 0.5, 0.1, []) for j in (1, 2) for K in (0, 1)]
+    for number, line in enumerate(lines):
+        line |= {"opened": 3600.0 * number, "simulated_seconds": 3600.0 * (number + 1)}
+    write_lines(folder / "cycles.jsonl", lines)
+    browser = show(write_report([folder], tmp_path / "report.html"))
+    label = find(browser, "#fleet > div:last-child canvas").get_attribute("aria-label")
+    assert label == "When 2 clusters trained in rounds 1 to 2, from 00:00 to 04:00 of simulated time."
+
+
+def test_a_diverged_run_says_why(tmp_path: Path, show: Open) -> None:
+    folder = write_run(tmp_path / "run", rounds=2)
+    for name in ("model.safetensors", "metrics.jsonl"):
+        (folder / name).unlink()
+    (folder / "diverged.txt").write_text("round 1: lower local.lr")
+    browser = show(write_report([folder], tmp_path / "report.html"))
+    assert texts(browser, "#about span") == ["diverged", "round 1: lower local.lr"]
+    assert texts(browser, "#curves p") == ["No round is finished yet."]
 
 
 def test_hostile_names_are_text(tmp_path: Path, show: Open) -> None:

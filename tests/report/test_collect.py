@@ -10,7 +10,7 @@ import pytest
 import fedcluster
 from fedcluster.errors import BadRun
 from fedcluster.report import page
-from fedcluster.report.collect import collect, collect_run, cycle_columns, find_runs
+from fedcluster.report.collect import collect, collect_run, cycle_columns, find_runs, short
 from fedcluster.runs.progress import Display
 from tests.conftest import Here
 from tests.report.folders import cycle_line, data_of_page, write_lines, write_run
@@ -134,5 +134,27 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
 
 def test_every_kind_of_failed_cycle_counts_as_failed() -> None:
     remarks: list[dict[str, Any]] = [{}, {"failed": True}, {"undone": "why"}, {"too_few": 1}, {"no_sum": "why"}]
+    remarks += [{"changed": False}, {"changed": True}]  # all of its updates were refused
     lines = [{"round": 1, "cycle": number, **remark} for number, remark in enumerate(remarks)]
-    assert cycle_columns(lines, 100)["failed"] == [0, 1, 1, 1, 1]
+    assert cycle_columns(lines, 100)["failed"] == [0, 1, 1, 1, 1, 1, 0]
+
+
+def test_the_state_of_a_run_is_that_of_the_list_of_runs(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=2)
+    assert (collect_run(folder, "run")["state"], collect_run(folder, "run")["reason"]) == ("finished", "")
+    (folder / "model.safetensors").unlink()
+    assert collect_run(folder, "run")["state"] == "interrupted"
+    (folder / "diverged.txt").write_text("round 3: lower local.lr\n")
+    run = collect_run(folder, "run")
+    assert (run["state"], run["reason"]) == ("diverged", "round 3: lower local.lr")
+
+
+def test_malicious_updates_are_counted_with_those_that_were_stopped(tmp_path: Path) -> None:
+    line = cycle_line(1, 0, 1.0, 0.5, [])
+    line |= {"malicious": [1, 2, 3], "reasons": [[1, "too far"]], "discarded": [[2, "cut"], [7, "cut"]]}
+    write_lines(write_run(tmp_path / "run", rounds=1) / "cycles.jsonl", [line])
+    assert collect_run(tmp_path / "run", "run")["events"]["malicious"] == {"sent": 3, "stopped": 2, "honest": 1}
+
+
+def test_values_are_written_as_in_toml() -> None:
+    assert [short(value) for value in (True, ["a", 1.5], "text", 1e-4)] == ["true", "[a, 1.5]", "text", "0.0001"]

@@ -72,6 +72,21 @@ def test_mlflow_has_one_run_with_every_round_the_keys_the_curves_and_the_model(
     assert {file.path for file in client.list_artifacts(found.info.run_id)} >= {"curves.png", "model.safetensors"}
 
 
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+def test_a_server_of_mlflow_that_is_away_is_given_up_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
+        monkeypatch.setenv(name, "")  # is undone at the end
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    waits: list[float] = []
+    monkeypatch.setattr("urllib3.util.retry.time.sleep", waits.append)
+    said = Said()
+    fedcluster.run(EXPERIMENT.override(track={"to": "mlflow"}), tmp_path / "run", display=said)
+    assert [one for one in said.sentences if "mlflow no longer tracks this run" in one]
+    assert sum(waits) < 20
+
+
 @pytest.mark.filterwarnings("ignore")  # wandb's own
 def test_wandb_writes_an_offline_run_and_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")

@@ -1,6 +1,8 @@
 """MLflow: a run of the experiment `track.project`, on the server or in the database that MLFLOW_TRACKING_URI names."""
 
 import json
+import logging
+import os
 import platform
 import time
 from collections.abc import Sequence
@@ -11,6 +13,8 @@ from fedcluster.training.tracking.registry import TrackedRun, missing
 FOLDER, HOST = "fedcluster.folder", "fedcluster.host"  # the tags by which a resumed run finds itself
 AT_ONCE = 100  # parameters in a request, as many as MLflow allows
 LONGEST = 6000  # characters of a parameter, as many as MLflow allows
+# a server that is away holds up a run for seconds; MLflow's own defaults take minutes
+PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 
 class MLflow:
@@ -23,6 +27,9 @@ class MLflow:
         except ImportError:
             raise missing("mlflow") from None
         self.mlflow, self.project = mlflow, project
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
 
     def start(self, run: TrackedRun) -> int:
         self.client = self.mlflow.MlflowClient()
