@@ -1,4 +1,4 @@
-"""A transformer with LoRA adapters sends its adapters, and nothing else. Skipped without peft and transformers."""
+"""A transformer with LoRA adapters sends its adapters, and nothing else."""
 
 from pathlib import Path
 from typing import Any
