@@ -49,7 +49,7 @@ def serve(
             f"{test_scores(last)}{last['round']} rounds, {last['device_updates']:,} device updates, "
             f"{last['refused']:,} refused, {last['elapsed']:.0f} s"
         )
-        echo(f"written: {result.out}")
+        echo(f"Written: {result.out}")
 
 
 def join(
@@ -140,7 +140,7 @@ def certificates(
         from fedcluster.flower import certificates as maker
 
         maker.make(folder, nodes, ["localhost", "127.0.0.1", "::1", *(host or [])])
-        echo(f"written: {folder}/ca.crt, server.crt, server.key, and devices/0 to {nodes - 1}, valid for a year")
+        echo(f"Written: {folder}/ca.crt, server.crt, server.key, and devices/0 to {nodes - 1}, valid for a year")
 
 
 def need_flower() -> None:

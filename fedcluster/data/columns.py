@@ -349,7 +349,7 @@ def next_tokens(tables: dict[str, Table], roles: Roles, data: Data, say: Say) ->
                 names = encoding.some((str(list(texts)[k]) for k in short), 3)
                 say(f"{train.path}: {len(short):,} devices have fewer than two tokens and are left out: {names}")
     device = "" if roles.device is None else f"; device: {roles.device}"
-    say(f"{train.path}: text: {name}, {tokenize}, windows of {length}, of which the next token is predicted{device}")
+    say(f"{train.path}: text: {name}, {tokenize}, windows of {length}, to predict the next token{device}")
     return result
 
 
