@@ -58,7 +58,7 @@ Report.duration = function (seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds < 100) return `${seconds.toFixed(1)} s`;
   if (seconds < 6000) return `${(seconds / 60).toFixed(1)} min`;
-  return seconds < 2 * 86400 ? `${(seconds / 3600).toFixed(1)} h` : `${(seconds / 86400).toFixed(1)} days`;
+  return seconds < 2 * 86400 ? `${(seconds / 3600).toFixed(1)} h` : `${(seconds / 86400).toFixed(1)} d`;
 };
 
 // A time of simulated days, the first of which begins at 0.
