@@ -136,8 +136,9 @@ def one_of(*names: str) -> AfterValidator:
     return AfterValidator(lambda value: check_name(value, names))
 
 
-def import_object(name: str, *takes: str) -> Any:
-    """What `package.module:name` stands for: a function or a class that takes such arguments."""
+def import_object(name: str, *takes: str, may_take: Iterable[str] = ()) -> Any:
+    """What `package.module:name` stands for: a function or a class that takes such arguments, and may take others by
+    name."""
     module, _, attribute = name.partition(":")
     try:
         obj = getattr(import_module(module), attribute)
@@ -147,7 +148,8 @@ def import_object(name: str, *takes: str) -> Any:
         raise BadExperiment(f"{name[:80]} is a {type(obj).__name__}: name a function or a class")
     if takes:
         try:
-            signature(obj).bind(*takes)
+            form = signature(obj)
+            form.bind(*takes, **{name: name for name in may_take if name in form.parameters})
         except TypeError:
             raise BadExperiment(f"{name[:80]} cannot be called with ({', '.join(takes)})") from None
         except ValueError:  # it does not say what it takes

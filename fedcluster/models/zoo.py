@@ -140,6 +140,7 @@ def image(shape: Shape, model: str, at_least: int) -> Shape:
     return shape
 
 
+EXTRA = ("vocabulary", "target")  # of the data, for models that have parameters of these names
 LARGE = 28  # pixels on a side: pictures as large as the paper's, whose middle 28x28 its AlexNet sees
 
 
@@ -182,13 +183,12 @@ def takes_tokens(make: Any) -> bool:
 
 def extra_arguments(make: Any, spec: DataSpec) -> dict[str, Any]:
     """The arguments besides shape and outputs that the function has parameters for."""
-    known = {"vocabulary": spec.vocabulary, "target": spec.target}
-    return {name: value for name, value in known.items() if name in parameters(make)}
+    return {name: getattr(spec, name) for name in EXTRA if name in parameters(make)}
 
 
 def build_own(name: Any, spec: DataSpec) -> nn.Module:
     """The module that a function or class of the user's makes."""
-    make = import_object(name, "shape", "outputs") if isinstance(name, str) else name
+    make = import_object(name, "shape", "outputs", may_take=EXTRA) if isinstance(name, str) else name
     try:
         module = make(spec.shape, spec.outputs, **extra_arguments(make, spec))
     except Exception as error:  # code of the user's may raise anything

@@ -132,6 +132,17 @@ def test_every_task_is_learned(data: Any, task: str, keys: dict[str, Any], metri
     assert any(f"so the task is {task}" in said for said in display.said) == ("name" not in keys.get("task", {}))
 
 
+def test_a_model_of_tokens_is_named_in_a_file() -> None:
+    described = experiment(tokens(), model={"name": "tests.models.test_tasks:Small"}, rounds=1)
+    by_name, itself = (
+        fedcluster.run(one, display=Display()).history[-1]["test_loss"]
+        for one in (described, experiment(tokens(), model={"name": Small}, rounds=1))
+    )
+    assert by_name == itself
+    with pytest.raises(BadExperiment, match=r"TOKENS is a ndarray"):
+        fedcluster.run(experiment(tokens(), model={"name": "tests.models.test_tasks:TOKENS"}), display=Display())
+
+
 def test_classes_can_be_learned_as_numbers() -> None:
     ratings = dataset(X, np.clip(NUMBERS[:, 0].round() + 3, 0, 6).astype(int))
     result = fedcluster.run(experiment(ratings, task={"name": "regression"}), display=Display())
