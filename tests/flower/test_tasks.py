@@ -13,10 +13,11 @@ from fedcluster.flower.setup import learned, plan_for
 from fedcluster.models.tasks import build
 from fedcluster.training import setup as prepare
 from fedcluster.training.executors.in_process import InProcess
-from tests.models.test_tasks import NUMBERS, TOKENS, X, dataset, experiment
+from tests.models.test_tasks import LABELS, NUMBERS, TOKENS, X, dataset, experiment
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "regression": ((X, NUMBERS), {"task": {"loss": "huber"}}),
+    "multilabel": ((X, LABELS), {"metrics": ["map"]}),
     "next_token": ((TOKENS[:, :-1], TOKENS[:, 1:]), {"model": {"name": "lstm"}, "local": {"steps": 2, "batch": 4}}),
 }
 

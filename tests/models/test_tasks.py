@@ -33,6 +33,12 @@ def tokens() -> fedcluster.Dataset:
     return dataset(TOKENS[:, :-1], TOKENS[:, 1:])
 
 
+def table() -> dict[str, Any]:
+    """Columns of numbers and of a category."""
+    kind = np.array(["x", "y", "z"])[np.arange(120) % 3]
+    return {"a": X[:, 0] * 50 + 100, "kind": kind, "price": X[:, 1] * 1000, "shop": np.arange(120) % 5}
+
+
 class Heard(Display):
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -41,7 +47,7 @@ class Heard(Display):
         self.said.append(text)
 
 
-def experiment(data: fedcluster.Dataset, **keys: Any) -> fedcluster.Experiment:
+def experiment(data: Any, **keys: Any) -> fedcluster.Experiment:
     base: dict[str, Any] = {
         "rounds": 8,
         "data": {"name": data},
@@ -345,12 +351,14 @@ def test_the_model_follows_from_the_samples() -> None:
     [
         (lambda: dataset(X, NUMBERS), {"task": {"loss": "huber"}}),
         (tokens, {"model": {"name": Small}, "local": {"steps": 4, "batch": 5, "lr": 0.5}}),
+        (lambda: dataset(X, LABELS), {}),
+        (lambda: table(), {"data": {"features": ["a", "kind"], "target": "price", "device": "shop"}}),
     ],
-    ids=["regression", "next_token"],
+    ids=["regression", "next_token", "multilabel", "table"],
 )
 def test_workers_and_resuming_change_nothing(data: Any, keys: dict[str, Any], tmp_path: Path) -> None:
     def model(name: str, rounds: int = 3, workers: int = 1, resume: bool = False) -> bytes:
-        described = experiment(data(), **keys | {"rounds": rounds})
+        described = experiment(data(), rounds=rounds).override(**keys)
         fedcluster.run(described, tmp_path / name, resume=resume, workers=workers, display=Display())
         return (tmp_path / name / "model.safetensors").read_bytes()
 
