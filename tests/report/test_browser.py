@@ -22,6 +22,7 @@ pytestmark = [needs_a_browser, pytest.mark.xdist_group("browser")]
 
 HOSTILE = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked=2"> <!-- \''
 Open = Callable[[Path], Any]
+SCORED = ("device", "cluster", "samples", "loss")  # columns of devices.jsonl
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +299,10 @@ def test_a_page_follows_a_run_and_reconnects(tmp_path: Path, browser: Any) -> No
         wait_for("waiting for the run")
         write_run(folder, rounds=2)
         wait_for("live, round 2")
+        find(browser, "#cycles input[type=range]").send_keys(webdriver.Keys.HOME)
+        (folder / "devices.jsonl").write_text(json.dumps({"round": 2} | {key: [0] for key in SCORED}) + "\n")
+        made = "return document.getElementById('devices') && document.activeElement.ariaLabel"
+        WebDriverWait(browser, 20).until(lambda page: page.execute_script(made) == "Round")
         live.http.shutdown()
         live.seen, live.data = None, broken  # type: ignore[method-assign]
         (folder / "run.json").touch()

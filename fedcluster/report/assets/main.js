@@ -120,10 +120,12 @@
     events.addEventListener("error", () => say("reconnecting", true));
   }
 
-  // What has the focus has it again after the page was built anew: the one at the same place, if it is of the same kind.
+  // What has the focus has it again after the page was built anew: the element of the same section, kind and name.
   function focused() {
-    const all = () => [...document.querySelectorAll("main :is(button, input, select, summary, [tabindex])")], place = all().indexOf(document.activeElement), kind = document.activeElement.tagName;
-    return () => { const one = all()[place]; if (one && one.tagName === kind) one.focus({ preventScroll: true }); };
+    const name = (one) => [one.closest("section")?.id, one.tagName, one.getAttribute("aria-label")?.split(".")[0] || one.labels?.[0]?.textContent || one.textContent].join();
+    const all = () => [...document.querySelectorAll("main :is(button, input, select, summary, [tabindex])")], active = document.activeElement;
+    const wanted = active.closest("main > *") && name(active), like = all().filter((one) => name(one) === wanted).indexOf(active);
+    return () => { const one = wanted && all().filter((other) => name(other) === wanted)[like]; if (one) one.focus({ preventScroll: true }); };
   }
 
   Report.data = Report.decode(JSON.parse(document.getElementById("data").textContent));
