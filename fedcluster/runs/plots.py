@@ -108,6 +108,8 @@ def device_plot(lines: list[Line], path: Path, metrics: Sequence[Metric], title:
     """The distribution of a score over devices: its mean and worst decile over rounds, the histogram of the first and
     the last evaluation, and the means of the clusters over rounds. The score is the first metric that devices have,
     else the loss."""
+    from matplotlib import colormaps
+
     metric = next((one for one in metrics if one.name in lines[-1]), None)
     name, label, scale = ("loss", "loss", 1.0) if metric is None else (metric.name, *axis_label(metric))
     summaries = [summarize(line, metrics) for line in lines]
@@ -128,6 +130,8 @@ def device_plot(lines: list[Line], path: Path, metrics: Sequence[Metric], title:
         axes[1].hist(values[0], edges, histtype="step", color=other, lw=1.5, label=f"round {rounds[0]}")
     axes[1].hist(values[1], edges, color=colour, alpha=0.6, label=f"round {rounds[-1]}")
     clusters = [group["cluster"] for group in summaries[-1]["clusters"]]
+    colours = colormaps["tab10" if len(clusters) <= 10 else "tab20"]
+    axes[2].set_prop_cycle(color=colours(range(colours.N)))
     for K in clusters[:MOST_CLUSTERS]:
         means = [next((g[name] for g in s["clusters"] if g["cluster"] == K), None) for s in summaries]
         words = "in no cluster" if K < 0 else f"cluster {K}"
@@ -141,7 +145,9 @@ def device_plot(lines: list[Line], path: Path, metrics: Sequence[Metric], title:
     axes[1].set_ylabel("devices")
     axes[2].set_ylabel(f"{label}, mean by cluster")
     for ax in axes:
-        ax.legend(frameon=False, fontsize=8, ncols=1 if ax is not axes[2] or len(clusters) < 8 else 2)
+        ax.legend(frameon=False, fontsize=8)
+    if len(clusters) >= 8:  # beside the curves, which it would cover
+        axes[2].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.suptitle(title, fontsize=10)
     save(figure, path)
 
