@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -51,6 +52,7 @@ from fedcluster.flower._compat import (
 )
 from fedcluster.flower.certificates import private_key, trust
 from fedcluster.flower.device import Identity
+from fedcluster.flower.mailbox import HEADER
 from fedcluster.flower.messages import get_refusal, printable
 
 POLL_SECONDS = 0.1  # between two requests for messages; the proxy answers when there is one
@@ -168,13 +170,18 @@ class FleetConnection:
 
     def __init__(self, client: FleetHttpClient, node: Node) -> None:
         self.client, self.node = client, node
+        self.whole = ""  # the id of the last message that came with its content
 
     def receive(self) -> Message | None:
         """The next message, complete; None if there is none."""
         response = self.client.PullMessages(PullMessagesRequest(node=self.node))
         if not response.messages_list:
             return None
-        envelope, tree = message_from_proto(response.messages_list[0]), response.message_object_trees[0]
+        envelope = message_from_proto(response.messages_list[0])
+        if not response.message_object_trees:  # from the proxy's mailbox
+            self.whole = envelope.metadata.message_id
+            return envelope
+        tree = response.message_object_trees[0]
         run = envelope.metadata.run_id
         contents = {one.object_id: self.pull(run, one) for one in iterate_object_tree(tree)}
         confirm = ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=tree.object_id)
@@ -201,6 +208,9 @@ class FleetConnection:
         raise ServerUnavailable("the server withdrew a message")
 
     def send(self, reply: Message) -> None:
+        if reply.metadata.reply_to_message_id == self.whole:
+            self.client.PushMessages(PushMessagesRequest(node=self.node, messages_list=[message_to_proto(reply)]))
+            return
         set_message_id(reply, reply.object_id)
         run = reply.metadata.run_id
         pushed = self.client.PushMessages(
@@ -225,13 +235,21 @@ class FleetConnection:
                 )
 
 
+class TakesMailbox:
+    """Says in every request that this node takes messages with their content."""
+
+    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+        context.request.headers[HEADER] = "1"
+        return call_next(context)
+
+
 @contextmanager
 def connect(server: str, authority: Path | None, keys: Keys, registered: bool) -> Iterator[FleetConnection]:
     """A connection of an activated node. Heartbeats are sent in the background, and the node is deactivated at the end.
     `registered` says that the server knows the key already."""
     public = public_key_to_bytes(keys[1])
     certificates = None if authority is None else authority.read_bytes()
-    given = (server, authority is None, certificates, [NodeAuthHttpInterceptor(*keys)])
+    given = (server, authority is None, certificates, [NodeAuthHttpInterceptor(*keys), TakesMailbox()])
     retry = RetryInvoker(lambda: constant(RETRY_SECONDS), CONNECTION_ERRORS, max_tries=4, max_time=None)
     with (
         FleetHttpClient.from_server_address(*given, retry_invoker=retry) as client,

@@ -6,7 +6,7 @@ listens on loopback, and the proxy in front of it forwards what devices need and
 from the keys of known devices, in that device's own name, in sizes that a device can have reason to send.
 
 It also replaces polling: a device's request for messages is held until there is one, and the server is notified when a
-reply has come.
+reply has come. Messages of the mailbox do not pass through the SuperLink at all.
 """
 
 import asyncio
@@ -30,11 +30,13 @@ from fedcluster.flower._compat import (
     ActivateNodeResponse,
     PullMessagesRequest,
     PushMessagesRequest,
+    PushMessagesResponse,
     bytes_to_public_key,
     verify_signature,
 )
 from fedcluster.flower.certificates import trust
 from fedcluster.flower.listener import RESERVED_DESCRIPTORS, Listener, Request, Response, raise_descriptor_limit
+from fedcluster.flower.mailbox import HEADER, Mailbox
 from fedcluster.flower.messages import printable
 from fedcluster.flower.transport import Notifier
 
@@ -45,7 +47,8 @@ OTHERS = ("deactivate-node", "send-node-heartbeat", "get-run", "get-fab", "pull-
 PATHS = frozenset({ACTIVATE, PULL, PUSH, UPLOAD, *(FLEET + name for name in OTHERS)})
 REGISTRATION = frozenset(FLEET + name for name in ("register-node", "unregister-node"))  # open only without keys
 FORWARDED_HEADERS = ("content-type", "accept")  # besides Flower's own
-MAX_REQUEST = 2**20  # bytes of a request that is not an upload
+MAX_REQUEST = 2**20  # bytes of a request that is not an upload, and for every device
+MAX_SHARE = 2**8  # more: the shares that secure aggregation sends to each
 HOLD_SECONDS = 5.0  # for which a request for messages is held
 POLL_SECONDS = 0.5  # after which the server looks for replies without notification
 MAX_CLOCK_SKEW = 300.0  # seconds, as at the SuperLink
@@ -68,6 +71,8 @@ class Proxy(Notifier):
     ) -> None:
         self.superlink, self.keys, self.say = superlink, keys, say
         self.max_upload = MAX_REQUEST
+        self.max_request = MAX_REQUEST + MAX_SHARE * len(keys or {})
+        self.mailbox = Mailbox()
         self.upload_left: dict[bytes, int] = {}  # by key
         self.nodes: dict[bytes, int] = {}  # the node id that the SuperLink gave to each key
         self.with_messages: set[int] = set()  # nodes for which there may be a message
@@ -131,6 +136,13 @@ class Proxy(Notifier):
 
     def release(self, nodes: list[int]) -> None:
         self.with_messages.update(nodes)
+        self.answer_held(nodes)
+
+    def wake(self, nodes: Iterable[int]) -> None:
+        """There are messages for these nodes in the mailbox."""
+        self.loop.call_soon_threadsafe(self.answer_held, list(nodes))
+
+    def answer_held(self, nodes: list[int]) -> None:
         for node in nodes:
             if node in self.held:
                 self.held.pop(node).set()
@@ -141,7 +153,7 @@ class Proxy(Notifier):
 
     async def hold(self, node: int) -> None:
         """Hold a node's request until there is a message, or for a while: the SuperLink may have one of its own."""
-        if node not in self.with_messages:
+        if node not in self.with_messages and self.mailbox.get(node) is None:
             event = self.held.setdefault(node, asyncio.Event())
             with suppress(TimeoutError):
                 async with asyncio.timeout(HOLD_SECONDS):
@@ -182,7 +194,7 @@ class Proxy(Notifier):
         if size is None:
             return 411, "a request without a length"
         if path != UPLOAD:
-            return (413, f"a request of {size:,} bytes") if size > MAX_REQUEST else None
+            return (413, f"a request of {size:,} bytes") if size > self.max_request else None
         left = self.upload_left.get(key, 0) - size
         self.upload_left[key] = max(left, 0)
         return None if left >= 0 else (413, f"an upload of more than {self.max_upload:,} bytes")
@@ -201,7 +213,13 @@ class Proxy(Notifier):
             await self.hold(node)
             if disconnected():  # the SuperLink would count the message as delivered
                 return None
+            (self.mailbox.nodes.add if HEADER in request.headers else self.mailbox.nodes.discard)(node)
+            if (message := self.mailbox.get(node)) is not None:
+                return Response(200, message, request.headers.get("accept", ""))
             self.with_messages.discard(node)  # before the request, so that a message that comes meanwhile is noted
+        if request.path == PUSH and self.mailbox.take(node, PushMessagesRequest.FromString(body)):
+            self.reply_came.set()
+            return Response(200, PushMessagesResponse().SerializeToString(), request.headers.get("accept", ""))
         response = await self.forward(request, body)
         if response.status == 200:
             self.note(key, node, request.path, response.content)

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Mapping
 from flwr.app import Message
 
 from fedcluster import __version__
+from fedcluster.flower import mailbox
 from fedcluster.flower.certificates import verify_by
 from fedcluster.flower.executor import FlowerExecutor, Secure
-from fedcluster.flower.messages import InvalidMessage, pack, pack_secure, unpack_secure
-from fedcluster.flower.transport import OFFLINE, Transport
+from fedcluster.flower.messages import pack, pack_secure, unpack_secure
+from fedcluster.flower.proxy import Proxy
+from fedcluster.flower.transport import OFFLINE, Outcome, Transport
 from fedcluster.secure_aggregation.messages import ProtocolError, Session
 from fedcluster.secure_aggregation.server import Reply
 from fedcluster.state import Unsent, Update
@@ -34,7 +36,6 @@ class FlowerExchange:
         run = self.directory.registry.run
         self.session = Session(run=run, round=cycle.round, cycle=cycle.cycle, phase=asked.phase)
         self.numbers = {self.name(k): k for k in cycle.cohort.tolist()}
-        self.transport = Transport(self.directory.grid, self.executor.max_bytes, notifier=self.directory.notifier)
 
     def name(self, k: int) -> str:
         return self.directory.registry.entries[k].device
@@ -52,10 +53,19 @@ class FlowerExchange:
             messages[self.numbers[name]] = Message(
                 content, node, "query.secure", ttl=self.executor.deadline, group_id=group
             )
-        for k, outcome in self.transport.exchange(messages, self.executor.deadline) if messages else ():
+        for k, outcome in self.exchange(messages):
             yield names[k], self.read(outcome)
 
-    def read(self, outcome: Message | InvalidMessage | str) -> bytes | ProtocolError:
+    def exchange(self, messages: dict[int, Message]) -> Iterator[tuple[int, Outcome]]:
+        """Through the mailbox where all nodes take messages from there, else through the SuperLink."""
+        directory, seconds = self.directory, self.executor.deadline
+        proxy, nodes = directory.notifier, {message.metadata.dst_node_id for message in messages.values()}
+        if isinstance(proxy, Proxy) and proxy.mailbox.nodes >= nodes:
+            return mailbox.exchange(proxy, directory, messages, seconds)
+        transport = Transport(directory.grid, self.executor.max_bytes, notifier=directory.notifier)
+        return transport.exchange(messages, seconds)
+
+    def read(self, outcome: Outcome) -> bytes | ProtocolError:
         if not isinstance(outcome, Message):
             return ProtocolError(str(outcome))
         body = unpack_secure(outcome.content)
