@@ -32,14 +32,20 @@ from fedcluster.state import State
 ROOT = Path(__file__).parent.parent
 ROUNDS, SHARE, TEST = 10, 0.2, 2000
 RHOS = (0.1, 0.5, 0.9)
-RULES = ("mean", "median", "trimmed_mean", "multi_krum", "geometric_median", "norm_clip")
+RULES = ("mean", "median", "trimmed_mean", "multi_krum", "geometric_median", "norm_clip", "krum")
+BUCKETS = {"median, buckets of 2": "median"}
+SMALL = {"multi_krum, m = 2": "multi_krum"}  # of five, in place of the default, c - f = 4
 BOUNDED = {"mean, cycle bound": "mean", "multi_krum, cycle bound": "multi_krum"}
-FEWER = {"multi_krum, m = 2": "multi_krum"}  # of five, in place of the default, c - f = 4
-ROWS = (*RULES, "krum", *FEWER, *BOUNDED)
+ROWS = (*RULES, *BUCKETS, *SMALL, *BOUNDED)
 SETTINGS = {"M = 1": (1, "spread"), "M = 10, spread": (10, "spread"), "M = 10, concentrated": (10, "concentrated")}
-ATTACKS: dict[str, dict[str, Any]] = {"none": {}, "sign_flip": {"scale": 3.0}, "replacement": {}}
-AT_HALF: dict[str, dict[str, Any]] = {"little_is_enough": {}}  # at rho_device = 0.5 and the first seed only, as is Krum
+ATTACKS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "sign_flip": {"scale": 3.0},
+    "replacement": {},
+    "little_is_enough": {},
+}
 EXTRA: dict[str, dict[str, Any]] = {"label_flip": {}, "gaussian": {}, "inner_product": {}, "backdoor": {}}
+OWN: dict[str, dict[str, Any]] = {"median, buckets of 2": {"bucketing": 2}, "multi_krum, m = 2": {"m": 2}}
 COLUMNS = ("test_accuracy", "backdoor_success", "malicious_discarded", "honest_discarded")
 
 
@@ -55,37 +61,23 @@ Results = dict[Cell, dict[str, float | None]]
 
 
 def cells(seeds: int, extra: bool) -> Iterator[Cell]:
-    """All runs, the most important ones first. Without an attack nobody is concentrated, and the cycle bound is for
-    captured clusters."""
+    """All runs. Without an attack nobody is concentrated; what is for small cohorts and for captured clusters has no
+    M = 1. The other attacks are at rho_device = 0.5 and the first seed only."""
     for seed in range(seeds):
         for rho, attack, setting in product((0.5, 0.9, 0.1), ATTACKS, SETTINGS):
-            rules = (*RULES, *BOUNDED) if setting.startswith("M = 10") else RULES
-            yield from (Cell(rule, attack, setting, rho, seed) for rule in rules if occurs(attack, setting))
-        if seed == 0:
-            for attack, setting in product(ATTACKS, SETTINGS):
-                if occurs(attack, setting):
-                    yield Cell("krum", attack, setting, 0.5, seed)
-            yield from at_half(AT_HALF, seed)
-            for attack, rho, rule in product(reversed(ATTACKS), RHOS, (*FEWER, "krum")):
-                yield Cell(rule, attack, "M = 10, spread", rho, seed)
-    if extra:
-        yield from at_half(EXTRA, 0)
-
-
-def occurs(attack: str, setting: str) -> bool:
-    return attack != "none" or not setting.endswith("concentrated")
-
-
-def at_half(attacks: dict[str, dict[str, Any]], seed: int) -> Iterator[Cell]:
-    for attack, setting, rule in product(attacks, SETTINGS, (*RULES, "krum")):
-        yield Cell(rule, attack, setting, 0.5, seed)
+            if attack != "none" or not setting.endswith("concentrated"):
+                rows = (*RULES, *BUCKETS) if setting == "M = 1" else ROWS
+                yield from (Cell(rule, attack, setting, rho, seed) for rule in rows)
+        if extra and seed == 0:
+            for attack, setting, rule in product(EXTRA, SETTINGS, RULES):
+                yield Cell(rule, attack, setting, 0.5, seed)
 
 
 def experiment(cell: Cell, data: fedcluster.Dataset) -> fedcluster.Experiment:
     count, placement = SETTINGS[cell.setting]
     cohort = 50 // count
     borne = 3 * cohort // 10
-    name = (BOUNDED | FEWER).get(cell.rule, cell.rule)
+    name = (BUCKETS | SMALL | BOUNDED).get(cell.rule, cell.rule)
     options: dict[str, dict[str, Any]] = {
         "trimmed_mean": {"beta": 0.3},
         "krum": {"f": borne},
@@ -100,9 +92,9 @@ def experiment(cell: Cell, data: fedcluster.Dataset) -> fedcluster.Experiment:
         clusters={"count": count, "participation": 0.5},
         model={"name": "mlp"},
         local={"steps": 10, "batch": 20, "lr": 0.1},
-        aggregation={"name": name} | options.get(name, {}) | ({"m": 2} if cell.rule in FEWER else {}),
+        aggregation={"name": name} | options.get(name, {}) | OWN.get(cell.rule, {}),
         accept={"cycle_bound": 3.0} if cell.rule in BOUNDED else {},
-        attack=None if cell.attack == "none" else attack | (ATTACKS | AT_HALF | EXTRA)[cell.attack],
+        attack=None if cell.attack == "none" else attack | (ATTACKS | EXTRA)[cell.attack],
     )
 
 
@@ -177,7 +169,7 @@ def text(found: list[float]) -> str:
 def table(results: Results) -> str:
     """A table an attack and score: a row a rule, a column for each setting and rho_device."""
     made = {cell.attack for cell in results}
-    wanted = [(attack, "test_accuracy") for attack in (*ATTACKS, *AT_HALF, *EXTRA) if attack in made]
+    wanted = [(attack, "test_accuracy") for attack in (*ATTACKS, *EXTRA) if attack in made]
     wanted += [(attack, "backdoor_success") for attack in ("replacement", "backdoor") if attack in made]
     parts = []
     for attack, column in wanted:

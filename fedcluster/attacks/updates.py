@@ -2,8 +2,8 @@
 
     sign_flip          W - scale (w_k - W)
     gaussian           W + noise, as long as `scale` times their own movement
-    little_is_enough   mean - z deviation of the honest updates, by coordinate, which hides among them; Baruch,
-                       Baruch, Goldberg: A Little Is Enough, NeurIPS 2019
+    little_is_enough   mean - z deviation of the honest updates, by coordinate, which hides among them, and a movement
+                       no longer than their longest; Baruch, Baruch, Goldberg: A Little Is Enough, NeurIPS 2019
     inner_product      W - scale mean(w_i - W) over the honest updates; Xie, Koyejo, Gupta: Fall of Empires, UAI 2019
 
 In the last two all malicious devices of a cohort collude: they send the same. Other parts of a message (SCAFFOLD's
@@ -15,6 +15,7 @@ from math import sqrt
 
 import torch
 from numpy.random import Generator
+from torch import Tensor
 
 from fedcluster.attacks.attack import Attack, Uploads, moved, movement
 from fedcluster.experiment import Positive, Section
@@ -55,9 +56,16 @@ class LittleIsEnough(Attack):
         honest = [message for device, message in uploads.items() if device not in malicious]
         if len(honest) < 2:  # nobody to hide among
             return super().forge(uploads, malicious, received, rng)
-        rows = {name: torch.stack([message[name] for message in honest]).double() for name in honest[0]}
-        same = {name: (row.mean(0) - self.options.z * row.std(0)).to(honest[0][name]) for name, row in rows.items()}
-        return dict.fromkeys(malicious, same)
+        moves = [movement(message, received) for message in honest]
+        rows = {name: torch.stack([move[name] for move in moves]).double() for name in moves[0]}
+        same = {name: self.hidden(row).to(moves[0][name]) for name, row in rows.items()}
+        return dict.fromkeys(malicious, moved(same, received))
+
+    def hidden(self, rows: Tensor) -> Tensor:
+        """The movement to send, given those of honest devices [c, P]."""
+        wanted = rows.mean(0) - self.options.z * rows.std(0)
+        longest, length = float(rows.norm(dim=1).max()), float(wanted.norm())
+        return wanted * (longest / length) if length > longest else wanted
 
 
 class InnerProduct(Attack):

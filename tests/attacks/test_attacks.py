@@ -66,9 +66,13 @@ def test_noise_is_as_long_as_it_should_be_and_differs_by_device() -> None:
 
 
 def test_colluders_send_the_same_made_from_what_honest_devices_send() -> None:
-    honest = np.array([[1.0, 0.0], [0.0, 2.0], [2.0, 1.0]]) + RECEIVED["model"].numpy()
-    found = forged("little_is_enough", uploads(), [8], z=1.2)
-    np.testing.assert_allclose(found[8]["model"], honest.mean(0) - 1.2 * honest.std(0, ddof=1), rtol=1e-6)
+    honest = np.array([[1.0, 0.0], [0.0, 2.0], [2.0, 1.0]])
+    wanted = honest.mean(0) - 1.2 * honest.std(0, ddof=1)
+    found = forged("little_is_enough", uploads(), [8], z=1.2)[8]["model"] - RECEIVED["model"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    wanted = honest.mean(0) - 5 * honest.std(0, ddof=1)
+    found = forged("little_is_enough", uploads(), [8], z=5.0)[8]["model"] - RECEIVED["model"]
+    np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted) * np.sqrt(5), rtol=1e-5)  # as long as (2, 1)
     alone = {k: message for k, message in uploads().items() if k in (3, 8)}
     assert forged("little_is_enough", alone, [8])[8] is alone[8]  # one honest update has no deviation
     two = forged("inner_product", uploads(), [3, 8], scale=2.0)
