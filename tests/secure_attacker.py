@@ -10,6 +10,7 @@
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def answer(mode: str, message: Message, reply: Message) -> RecordDict:
 def main(mode: str, server: str, device: str, folder: str) -> None:
     certificates = Path(folder, "certificates")
     key = private_key(certificates / "devices" / f"{device}.key")
-    config = Identity(device, str(Path(folder, f"{device}.npz")), certificates=str(certificates)).config()
+    identity = Identity(device, str(Path(folder, f"{device}.npz")), certificates=str(certificates))
+    config = replace(identity, limits=str(Path(folder, "limits.toml"))).config()
     state = RecordDict()
     while True:
         try:

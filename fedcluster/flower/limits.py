@@ -8,6 +8,7 @@
     most_megabytes = 2000  of memory that training takes, besides what the device has at its start
     unmasked = false       updates are sent under secure aggregation only
     least_devices = 10     in a secure sum, at least
+    threshold = 0.5        of a cohort, more than which must stay until a secure sum is made; left out, two thirds
 
 The noise comes from the operating system. If it followed from the experiment's seed, the server could subtract it.
 """
@@ -35,7 +36,7 @@ from fedcluster.experiment.messages import describe
 from fedcluster.fleet.schedule import steps_of
 from fedcluster.inputs import MOST_TEXT, read_bytes
 from fedcluster.models.flat_model import FlatModel
-from fedcluster.secure_aggregation.device import LEAST_DEVICES
+from fedcluster.secure_aggregation.device import LEAST_DEVICES, THRESHOLD
 from fedcluster.state import Tensors
 from fedcluster.training.executors.in_process import Trainer
 
@@ -51,6 +52,7 @@ class Limits(Section):
     most_megabytes: Annotated[int, Field(ge=1, le=10**8)] | None = None
     unmasked: bool = True
     least_devices: Annotated[int, Field(ge=LEAST_DEVICES, le=10_000)] = LEAST_DEVICES
+    threshold: Annotated[float, Field(ge=0.5, lt=1)] = THRESHOLD
 
     def check(self, trainer: Trainer, samples: int) -> None:
         """Refuse training whose update would say too much of too few samples."""
@@ -140,6 +142,7 @@ class Limits(Section):
             "" if self.most_megabytes is None else f"at most {self.most_megabytes:,} MB",
             "" if self.unmasked else "no updates without secure aggregation",
             f"sums of at least {self.least_devices:,} devices" * (self.least_devices > LEAST_DEVICES),
+            f"sums of more than {self.threshold:.0%} of a cohort" * (self.threshold != THRESHOLD),
         ]
         limits = ", ".join(filter(None, given))
         if self.least_batch == self.least_steps == 1 and self.clip is None and self.unmasked:

@@ -9,8 +9,10 @@ from fedcluster.flower.messages import InvalidMessage
 from fedcluster.secure_aggregation import integers
 from fedcluster.secure_aggregation.device import Limits as SumLimits
 from fedcluster.secure_aggregation.device import Participant
-from fedcluster.secure_aggregation.messages import ADVERTISE, MASK, STAGES, Session
+from fedcluster.secure_aggregation.messages import ADVERTISE, MASK, STAGES, UNMASK, Session
 from fedcluster.state import Tensors
+
+REMEMBERED = 10_000  # sums
 
 
 class SecureParts:
@@ -18,12 +20,13 @@ class SecureParts:
     somebody whom the device trusts: they decide who may be in a sum."""
 
     def __init__(self, device: str, folder: str, limits: Limits) -> None:
-        self.device, self.limits = device, SumLimits(devices=limits.least_devices)
+        self.device, self.limits = device, SumLimits(limits.least_devices, limits.threshold)
         if not folder:
             raise BadData("secure aggregation needs the keys of all devices: join with --certificates")
         self.folder = Path(folder)
         self.sign = sign_with(private_key(self.folder / "devices" / f"{device}.key"))
         self.current: Participant | None = None
+        self.made: dict[Session, frozenset[str]] = {}  # the devices of sums that this device was in, the last ones
 
     def keys(self) -> dict[bytes, str]:
         """The public keys of all devices, read anew, because devices may have come."""
@@ -40,11 +43,17 @@ class SecureParts:
         if stage not in STAGES or stage == MASK:
             raise InvalidMessage("an unknown stage of secure aggregation")
         if stage == ADVERTISE:
-            verify = verify_by(self.keys())
-            self.current = Participant(self.device, Session.read(content), self.sign, verify, self.limits)
+            session, verify = Session.read(content), verify_by(self.keys())
+            earlier = self.made.get(session, ())
+            self.current = Participant(self.device, session, self.sign, verify, self.limits, earlier)
         if self.current is None:
             raise InvalidMessage("a later stage of a sum whose first did not come here")
-        return self.current.answer(stage, content)
+        answer = self.current.answer(stage, content)
+        if stage == UNMASK:
+            self.made[self.current.session] = self.current.revealed
+            if len(self.made) > REMEMBERED:
+                del self.made[next(iter(self.made))]
+        return answer
 
     def mask(self, session: Session, content: bytes, update: Tensors) -> bytes:
         """This device's masked update, with the weight that the cohort agreed on."""

@@ -4,6 +4,7 @@ Every key is derived by HKDF from what it is used for, and is used once. So the 
 """
 
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -44,18 +45,29 @@ def agree(own: X25519PrivateKey, other: bytes) -> bytes:
     return own.exchange(X25519PublicKey.from_public_bytes(other))
 
 
-def add_mask(total: Words, key: bytes, sign: int) -> None:
-    """total += sign * G(key)    mod 2^64"""
-    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    zeros, made = bytes(8 * CHUNK), bytearray(8 * CHUNK + 15)
+def usable(public: bytes) -> bool:
+    """Whether a public key is not one of the few with which every secret is 0."""
+    try:
+        agree(X25519PrivateKey.generate(), public)
+    except ValueError:
+        return False
+    return True
+
+
+def add_masks(total: Words, masks: Iterable[tuple[bytes, int]]) -> None:
+    """total += sign * G(key)    mod 2^64, for every key and sign: all masks of one part, then those of the next."""
+    signed = list(masks)
+    zeros, made = memoryview(bytes(8 * CHUNK)), bytearray(8 * CHUNK + 15)
     for start in range(0, len(total), CHUNK):
         part = total[start : start + CHUNK]
-        stream.update_into(memoryview(zeros)[: 8 * len(part)], made)
+        counter = modes.CTR((8 * start // 16).to_bytes(16))  # of blocks of 16 bytes
         mask = np.frombuffer(made, "<u8", len(part))
-        if sign > 0:
-            part += mask
-        else:
-            part -= mask
+        for key, sign in signed:
+            Cipher(algorithms.AES(key), counter).encryptor().update_into(zeros[: 8 * len(part)], made)
+            if sign > 0:
+                part += mask
+            else:
+                part -= mask
 
 
 def encrypt(key: bytes, text: bytes, about: bytes) -> bytes:

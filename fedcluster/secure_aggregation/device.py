@@ -1,7 +1,7 @@
 """A device's part in one sum. Each method answers one message of the server, in their order, and each only once."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedcluster.secure_aggregation import shamir
 from fedcluster.secure_aggregation.ciphers import (
     Words,
-    add_mask,
+    add_masks,
     agree,
     commitment,
     decrypt,
@@ -31,6 +31,7 @@ from fedcluster.secure_aggregation.messages import (
     Signatures,
     Survivors,
     distinct,
+    threshold,
 )
 
 Sign = Callable[[bytes], bytes]
@@ -38,24 +39,37 @@ Verify = Callable[[str, bytes, bytes], bool]
 """Whether (device, message, signature) is that device's signature of this message."""
 
 LEAST_DEVICES = 3  # a sum of two tells each of them what the other sent
-LARGEST_SHARE = 0.5  # of a sum's weight that one device may have
+LARGEST_SHARE = 0.5  # of a sum's weight that one device may have,
+LARGEST_OF_REST = 0.9  # and of the rest without any one other device
+THRESHOLD = 2 / 3  # of a cohort, more than which must stay and sign who is in the sum
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a device demands of a sum, whatever the server says: at least `devices` of them in it, and no more than
-    `share` of its weight for the device itself."""
+    """What a device demands of a sum, whatever the server says: at least `devices` of them in it, and more than the
+    share `threshold` of the cohort. Where t of c have to sign, a server that wants two lists of survivors signed, and
+    so both kinds of shares, needs 2 t - c devices on its side: a third of the cohort at the default."""
 
     devices: int = LEAST_DEVICES
-    share: float = LARGEST_SHARE
+    threshold: float = THRESHOLD
 
 
 class Participant:
-    """`sign` is by the device's long-lived key, `verify` checks signatures by those of the others."""
+    """`sign` is by the device's long-lived key, `verify` checks signatures by those of the others. `earlier` are the
+    devices of a sum that was made for this session before."""
 
-    def __init__(self, name: str, session: Session, sign: Sign, verify: Verify, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        session: Session,
+        sign: Sign,
+        verify: Verify,
+        limits: Limits | None = None,
+        earlier: Collection[str] = (),
+    ) -> None:
         self.name, self.session, self.sign, self.verify = name, session, sign, verify
-        self.limits = limits or Limits()
+        self.limits, self.earlier = limits or Limits(), frozenset(earlier)
+        self.revealed: frozenset[str] = frozenset()  # the devices of the sum for which shares were revealed
         self.stages = list(STAGES)
         self.seed, self.key_seed = os.urandom(shamir.SECRET), os.urandom(shamir.SECRET)
         self.channel, self.mask_key = X25519PrivateKey.generate(), private_key(self.key_seed)
@@ -116,8 +130,12 @@ class Participant:
                 f"a sum of {min(len(names), roster.threshold)} devices, and this device takes part in sums of at least "
                 f"{least}"
             )
-        if not len(names) / 2 < roster.threshold <= len(names):
-            raise ProtocolError(f"a threshold of {roster.threshold} of {len(names)}: more than half are necessary")
+        needed = threshold(self.limits.threshold, len(names), least)
+        if not needed <= roster.threshold <= len(names):
+            raise ProtocolError(
+                f"a threshold of {roster.threshold} of {len(names)} devices, and this device takes part where at least "
+                f"{needed} have to stay"
+            )
         for name, one in members.items():
             if not self.verify(name, one.signed(self.session), bytes.fromhex(one.signature)):
                 raise ProtocolError(f"the keys of device {name} for this cycle are not signed by it")
@@ -129,12 +147,17 @@ class Participant:
         return self.roster.weights[self.name]
 
     def check_weight(self, names: list[str]) -> None:
+        """The server chooses the weights. It could give next to none to all other devices, or to all but one that is on
+        its side."""
         weights = self.roster.weights
-        share = weights[self.name] / sum(weights[name] for name in names)
-        if share > self.limits.share:
-            raise ProtocolError(
-                f"this device would be {share:.0%} of the sum's weight, and takes part up to {self.limits.share:.0%}"
-            )
+        own, total = weights[self.name], sum(weights[name] for name in names)
+        rest = total - max(weights[name] for name in names if name != self.name)
+        for share, largest, of in (
+            (own / total, LARGEST_SHARE, "the sum's weight"),
+            (own / rest, LARGEST_OF_REST, "the sum's weight without the heaviest other"),
+        ):
+            if share > largest:
+                raise ProtocolError(f"this device would be {share:.0%} of {of}, and takes part up to {largest:.0%}")
 
     def channel_key(self, sender: str, receiver: str) -> bytes:
         other = receiver if sender == self.name else sender
@@ -156,10 +179,11 @@ class Participant:
             pair = decrypt(self.channel_key(name, self.name), bytes.fromhex(text), self.digest)
             if pair is not None and len(pair) == 2 * shamir.SHARE:
                 self.shares[name] = pair
-        add_mask(numbers, self_mask(self.seed, self.digest), +1)
+        masks = [(self_mask(self.seed, self.digest), +1)]
         for name in received:
             secret = agree(self.mask_key, bytes.fromhex(self.members[name].mask))
-            add_mask(numbers, pair_mask(secret, self.digest, self.name, name), +1 if self.name < name else -1)
+            masks.append((pair_mask(secret, self.digest, self.name, name), +1 if self.name < name else -1))
+        add_masks(numbers, masks)
         return pack(numbers)
 
     def confirm(self, content: bytes) -> bytes:
@@ -171,6 +195,11 @@ class Participant:
             raise ProtocolError("the devices in the sum are not of the cohort, or not in order")
         if self.name not in names or len(names) < self.roster.threshold:
             raise ProtocolError(f"a sum of {len(names)} devices, where {self.roster.threshold} are necessary")
+        if self.earlier and 0 < len(self.earlier ^ set(names)) < self.limits.devices:
+            raise ProtocolError(
+                "a second sum of the same cycle, with nearly the same devices: the difference of both would tell what "
+                "single devices have sent"
+            )
         self.check_weight(names)
         return Signature(signature=self.sign(self.survivors.signed(self.roster)).hex()).write()
 
@@ -192,6 +221,7 @@ class Participant:
             for name, pair in self.shares.items()
             if name in self.sharing and name not in names
         }
+        self.revealed = frozenset(names)
         return Revealed(seeds=seeds, keys=keys).write()
 
 

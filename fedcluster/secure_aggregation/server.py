@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from fedcluster.secure_aggregation import shamir
-from fedcluster.secure_aggregation.ciphers import Words, add_mask, agree, commitment, private_key, public_bytes
+from fedcluster.secure_aggregation.ciphers import Words, add_masks, agree, commitment, private_key, public_bytes, usable
 from fedcluster.secure_aggregation.device import Verify, pair_mask, self_mask
 from fedcluster.secure_aggregation.integers import WIDTH, unpack
 from fedcluster.secure_aggregation.messages import (
@@ -52,6 +52,8 @@ class Sum:
             signed = self.verify(device, keys.signed(self.session), bytes.fromhex(keys.signature))
             if keys.device != device or not signed:
                 raise ProtocolError("it sent keys that are not signed by it, or not for this cycle")
+            if not (usable(bytes.fromhex(keys.channel)) and usable(bytes.fromhex(keys.mask))):
+                raise ProtocolError("it sent a key with which nobody can agree on a secret")
             self.members.append(Member(keys=keys, weight=self.weights[device]))
 
         self.take_all(replies, take)
@@ -124,10 +126,11 @@ class Sum:
 
         self.take_all(replies, take)
         self.check_enough(len(revealed), "have sent shares in the clear")
+        masks: list[tuple[bytes, int]] = []
         for device in self.masked:
             shares = {other: answer.seeds[device] for other, answer in revealed.items() if device in answer.seeds}
             seed = self.recover(device, shares, lambda seed: commitment(seed).hex(), self.keys[device].seed)
-            add_mask(self.total, self_mask(seed, self.digest), -1)
+            masks.append((self_mask(seed, self.digest), -1))
         for device in gone:
             shares = {other: answer.keys[device] for other, answer in revealed.items() if device in answer.keys}
             seed = self.recover(
@@ -136,7 +139,8 @@ class Sum:
             key = private_key(seed)
             for other in self.masked:
                 secret = agree(key, bytes.fromhex(self.keys[other].mask))
-                add_mask(self.total, pair_mask(secret, self.digest, device, other), -1 if other < device else +1)
+                masks.append((pair_mask(secret, self.digest, device, other), -1 if other < device else +1))
+        add_masks(self.total, masks)
         return self.total
 
     def recover(self, device: str, shares: Mapping[str, str], public: Callable[[bytes], str], advertised: str) -> bytes:

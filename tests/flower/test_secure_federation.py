@@ -26,7 +26,8 @@ from fedcluster.flower.server import check
 from fedcluster.runs.ledger import Ledger
 from fedcluster.runs.metrics import Record
 from fedcluster.runs.progress import Display
-from fedcluster.secure_aggregation.messages import Advertisement
+from fedcluster.secure_aggregation.messages import Advertisement, ProtocolError
+from fedcluster.secure_aggregation.server import Sum
 from fedcluster.state import Tensors, Update
 from fedcluster.training import loop as training
 from fedcluster.training import setup as prepare
@@ -54,8 +55,9 @@ MODES = {"1": "lie", "5": "unmasked", "6": "replay", "8": "masked"}
 @pytest.fixture(scope="module")
 def nine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     with Federation(tmp_path_factory.mktemp("nine"), SECURE) as federation:
+        (federation.folder / "limits.toml").write_text("threshold = 0.5\n")
         for k in range(9):
-            federation.join(k)
+            federation.join(k, "--limits", "limits.toml")
         yield federation
 
 
@@ -148,6 +150,30 @@ def test_a_device_that_sends_masked_updates_only_refuses_others(
     message = Message(pack(fields | {"plan": plan()}, {"model": torch.zeros(18)}), 1, "train")
     with pytest.raises(BadExperiment, match="sends updates under secure aggregation only"):
         client_app(message, Context(1, 1, config, RecordDict(), {}))
+
+
+def test_a_device_remembers_the_devices_of_a_sum(tmp_path: Path) -> None:
+    """A server that makes a second sum of a cycle without one device would know what that device has sent."""
+    certificates.make(tmp_path / "all", 9, ["localhost"])
+    parts = {str(k): SecureParts(str(k), str(tmp_path / "all"), Limits(threshold=0.5)) for k in range(9)}
+
+    def add_up(gone: str) -> None:
+        verify = certificates.verify_by(parts["0"].keys())
+        sum_ = Sum(SESSION, dict.fromkeys(parts, 1 / 9), 18, verify, 0.5, 3)
+
+        def ask(requests: dict[str, bytes], stage: str) -> list[tuple[str, bytes]]:
+            return [(name, parts[name].answer(stage, content)) for name, content in requests.items()]
+
+        requests = sum_.ask_updates(ask(sum_.share_keys(ask(sum_.advertise(), "advertise")), "share"))
+        for name, content in requests.items():
+            if name != gone:
+                sum_.add(name, parts[name].mask(SESSION, content, {"model": torch.ones(18)}))
+        sum_.finish(ask(sum_.unmask(ask(sum_.confirm(), "confirm")), "unmask"))
+
+    add_up(gone="")
+    add_up(gone="")
+    with pytest.raises(ProtocolError, match="a second sum of the same cycle, with nearly the same devices"):
+        add_up(gone="4")
 
 
 def test_it_needs_keys() -> None:

@@ -40,7 +40,8 @@ class Cohort:
         self.replies: dict[str, Altered] = {}
         self.errors: dict[str, str] = {}
         self.participants = {
-            name: Participant(name, session, self.keys[name].sign, self.verify, limits) for name in self.names
+            name: Participant(name, session, self.keys[name].sign, self.verify, limits or Limits(threshold=0.5))
+            for name in self.names
         }
         self.session = session
 

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcluster.secure_aggregation import integers, shamir
-from fedcluster.secure_aggregation.ciphers import add_mask
+from fedcluster.secure_aggregation.ciphers import add_masks
 from fedcluster.secure_aggregation.device import Limits, Participant
 from fedcluster.secure_aggregation.messages import ProtocolError, Roster, Session
 from tests.secure_aggregation.cohort import SESSION, Cohort, same
@@ -197,12 +198,12 @@ def test_a_server_that_shows_devices_different_lists_gets_no_shares() -> None:
     ("changes", "message"),
     [
         ({"threshold": 2}, "a sum of 2 devices, and this device takes part in sums of at least 3"),
-        ({"threshold": 3}, "a threshold of 3 of 6: more than half are necessary"),
-        ({"threshold": 7}, "a threshold of 7 of 6"),
+        ({"threshold": 4}, "a threshold of 4 of 6 devices, and this device takes part where at least 5 have to stay"),
+        ({"threshold": 7}, "a threshold of 7 of 6 devices"),
     ],
 )
 def test_a_device_refuses_a_threshold_that_does_not_hide_it(changes: dict[str, Any], message: str) -> None:
-    cohort = Cohort(6)
+    cohort = Cohort(6, limits=Limits())
     cohort.requests["share"] = lambda name, content: edit(content, **changes)
     with pytest.raises(ProtocolError):
         cohort.run()
@@ -230,6 +231,56 @@ def test_a_device_refuses_to_be_most_of_the_sum() -> None:
     with pytest.raises(ProtocolError):
         cohort.run()
     assert cohort.errors["d3"] == "this device would be 100% of the sum's weight, and takes part up to 50%"
+
+
+def test_a_device_refuses_to_be_alone_with_one_heavy_device() -> None:
+    """The server gives no weight to anybody but the device and one that is on its side."""
+    cohort = Cohort(5)
+
+    def pair(name: str, content: bytes) -> bytes:
+        roster = json.loads(content)
+        for member in roster["members"]:
+            member["weight"] = 0.5 if member["keys"]["device"] in ("d0", "d3") else 1e-9
+        return json.dumps(roster, sort_keys=True, separators=(",", ":")).encode()
+
+    cohort.requests["share"] = pair
+    with pytest.raises(ProtocolError):
+        cohort.run()
+    assert cohort.errors["d3"] == (
+        "this device would be 100% of the sum's weight without the heaviest other, and takes part up to 90%"
+    )
+
+
+@pytest.mark.parametrize("which", ["channel", "mask"])
+def test_a_key_with_which_every_secret_is_zero_puts_only_its_device_out(which: str) -> None:
+    cohort = Cohort(5)
+
+    def zero(name: str, content: bytes) -> bytes:
+        device = cohort.participants[name]
+        device.keys = device.keys.model_copy(update={which: "00" * 32})
+        signature = device.sign(device.keys.signed(SESSION)).hex()
+        return device.keys.model_copy(update={"signature": signature}).write()
+
+    cohort.replies["advertise"] = lambda name, content: zero(name, content) if name == "d1" else content
+    assert same(cohort.run(), cohort.plain([name for name in cohort.names if name != "d1"]))
+    assert cohort.sum.faults == {"d1": "it sent a key with which nobody can agree on a secret"}
+
+
+@pytest.mark.parametrize(("out", "made"), [((), True), (("d4",), False), (("d3", "d4", "d5"), True)])
+def test_a_second_sum_of_a_cycle_does_not_tell_what_one_device_sent(out: tuple[str, ...], made: bool) -> None:
+    """The difference of two sums is what the devices have sent that are in one of them."""
+    first, second = Cohort(9), Cohort(9)
+    first.run()
+    for name, device in second.participants.items():
+        device.earlier = first.participants[name].revealed
+    second.offline = {"mask": out}
+    if made:
+        left = [name for name in second.names if name not in out]
+        assert same(second.run(second.server(0.5)), second.plain(left))
+    else:
+        with pytest.raises(ProtocolError, match="0 of 9 devices have signed"):
+            second.run(second.server(0.5))
+        assert second.errors["d0"].startswith("a second sum of the same cycle, with nearly the same devices")
 
 
 def test_a_sum_with_different_weights_for_different_devices_says_nothing() -> None:
@@ -296,15 +347,15 @@ def test_packed_numbers_are_modulo_2_to_the_56(numbers: list[int]) -> None:
     assert integers.unpack(content).tolist() == [number % 2**56 for number in numbers]
 
 
-def test_a_mask_is_taken_off_again_and_depends_on_its_key() -> None:
-    total = np.arange(200_000, dtype=np.uint64)
-    add_mask(total, b"a" * 16, +1)
-    assert len(np.unique(total)) == 200_000
-    add_mask(total, b"b" * 16, -1)
-    assert not np.array_equal(total, np.arange(200_000, dtype=np.uint64))
-    add_mask(total, b"a" * 16, -1)
-    add_mask(total, b"b" * 16, +1)
-    assert np.array_equal(total, np.arange(200_000, dtype=np.uint64))
+def test_a_mask_is_the_stream_of_its_key_and_is_taken_off_again() -> None:
+    plain = np.arange(200_000, dtype=np.uint64)
+    total, stream = plain.copy(), Cipher(algorithms.AES(b"a" * 16), modes.CTR(bytes(16))).encryptor()
+    add_masks(total, [(b"a" * 16, +1)])
+    assert np.array_equal(total - plain, np.frombuffer(stream.update(bytes(8 * 200_000)), "<u8"))
+    add_masks(total, [(b"b" * 16, -1)])
+    assert not np.array_equal(total, plain)
+    add_masks(total, [(b"a" * 16, -1), (b"b" * 16, +1)])
+    assert np.array_equal(total, plain)
 
 
 def test_a_number_that_the_sum_cannot_hold_is_named() -> None:

@@ -50,6 +50,13 @@ class Scale(fedcluster.UpdateTransform):
         return {name: tensor * 0.5 for name, tensor in aggregate.items()}
 
 
+def half_frozen(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
+    """A model of which only the last layer is trained."""
+    layers = torch.nn.Linear(64, 16), torch.nn.Linear(16, outputs)
+    layers[0].requires_grad_(False)
+    return torch.nn.Sequential(torch.nn.Flatten(), layers[0], torch.nn.ReLU(), layers[1])
+
+
 @pytest.mark.parametrize(
     "keys",
     [
@@ -57,10 +64,11 @@ class Scale(fedcluster.UpdateTransform):
         {"algorithm": {"name": "scaffold"}, "server": {"optimizer": "adam"}},
         {"algorithm": {"name": "mime"}, "local": {"steps": 3, "lr": 0.2, "optimizer": "momentum"}},
         {"transforms": [Scale()]},
+        {"server": {"optimizer": "round_momentum"}, "model": {"name": f"{__name__}:half_frozen"}},
         {"clusters": {"count": 2, "participation": 0.5, "weighting": "sample"}},
         {"clock": {"dropout": 0.2, "over_select": 1.3}, "fleet": {"devices": 24, "samples": 20}},
     ],
-    ids=["fedavg", "scaffold", "mime", "transforms", "weighting", "clock"],
+    ids=["fedavg", "scaffold", "mime", "transforms", "momentum, frozen", "weighting", "clock"],
 )
 def test_the_model_is_that_of_an_ordinary_run_to_the_bit(keys: dict[str, Any]) -> None:
     plain, secure = run(False, **keys), run(True, **keys)

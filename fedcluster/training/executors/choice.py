@@ -19,14 +19,16 @@ from fedcluster.training.setup import Setup
 def choose_executor(setup: Setup, workers: int, cohorts: str, say: Say = silent) -> Setup:
     """The executor for this many processes, with the attacker between it and the server, and with updates summed
     securely, if the experiment says so."""
-    attacker, secure = setup.attacker, secure_checks.is_secure(setup.experiment)
-    if secure and is_distributed():
+    attacker, privacy = setup.attacker, setup.experiment.privacy
+    if secure_checks.is_secure(setup.experiment) and is_distributed():
         raise BadExperiment("privacy.secure_aggregation is not possible under torchrun: run it without")
     setup = share_out(setup, workers, cohorts, say)
     if attacker is not None and attacker.forges:
         upload_specs = [phase.upload_spec(setup.start) for phase in setup.algorithm.phases]
         setup = replace(setup, executor=Attacked(setup.executor, attacker, upload_specs))
-    return replace(setup, secure=SimulatedDevices(setup.executor)) if secure else setup
+    if privacy is None or not privacy.secure_aggregation:
+        return setup
+    return replace(setup, secure=SimulatedDevices(setup.executor, privacy.threshold))
 
 
 def share_out(setup: Setup, workers: int, cohorts: str, say: Say) -> Setup:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcluster.fleet.schedule import Cycle
 from fedcluster.secure_aggregation import integers
-from fedcluster.secure_aggregation.device import Participant
+from fedcluster.secure_aggregation.device import Limits, Participant
 from fedcluster.secure_aggregation.messages import ProtocolError, Session
 from fedcluster.secure_aggregation.server import Reply
 from fedcluster.state import Tensors, Unsent, Update
@@ -87,24 +87,26 @@ def identity(device: str) -> Ed25519PrivateKey:
 
 
 class SimulatedDevices:
-    """The devices that this executor trains."""
+    """The devices that this executor trains. More than the share `threshold` of a cohort has to stay."""
 
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
+    def __init__(self, executor: Executor, threshold: float) -> None:
+        self.executor, self.limits = executor, Limits(threshold=threshold)
 
     def exchange(self, asked: Asked) -> "SimulatedExchange":
-        return SimulatedExchange(self.executor, asked)
+        return SimulatedExchange(self.executor, asked, self.limits)
 
 
 class SimulatedExchange:
     """A cohort whose devices answer at once."""
 
-    def __init__(self, executor: Executor, asked: Asked) -> None:
+    def __init__(self, executor: Executor, asked: Asked, limits: Limits) -> None:
         self.executor, self.asked, self.weights = executor, asked, asked.weights
         cycle = asked.cycle
         self.session = Session(run="simulation", round=cycle.round, cycle=cycle.cycle, phase=asked.phase)
         names = map(self.name, cycle.cohort.tolist())
-        self.devices = {name: Participant(name, self.session, identity(name).sign, self.verify) for name in names}
+        self.devices = {
+            name: Participant(name, self.session, identity(name).sign, self.verify, limits) for name in names
+        }
 
     def name(self, k: int) -> str:
         return str(k)
