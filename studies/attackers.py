@@ -152,9 +152,9 @@ def append(path: Path, cell: Cell, found: dict[str, float | None]) -> None:
 
 
 def values(results: Results, column: str, **wanted: Any) -> list[float]:
-    """The values of a column in these cells. A run that diverged has an accuracy of 0."""
+    """The values of a column in these cells. A run that diverged has an accuracy of 0, and no other score."""
     rows = [found for cell, found in results.items() if all(getattr(cell, key) == one for key, one in wanted.items())]
-    return [found[column] or 0.0 for found in rows]
+    return [found[column] or 0.0 for found in rows if column == "test_accuracy" or found[column] is not None]
 
 
 def text(found: list[float]) -> str:
@@ -163,7 +163,7 @@ def text(found: list[float]) -> str:
         return ""
     low, mean, high = (f"{100 * value:.0f}" for value in (min(found), fmean(found), max(found)))
     spread = "" if low == high else f" ({low}-{high})"
-    return "diverged" if max(found) == 0 else mean + spread
+    return mean + spread
 
 
 def table(results: Results) -> str:
