@@ -234,7 +234,8 @@ def main() -> None:
                 results[cell] = measure(cell, data)
                 append(path, cell, results[cell])
     (arguments.out / "table.md").write_text(table(results))
-    picture(results, "test_accuracy", [*ATTACKS], "test accuracy (%)", arguments.out / "accuracy.png")
+    drawn = [attack for attack in ATTACKS if {cell.rho for cell in results if cell.attack == attack} == set(RHOS)]
+    picture(results, "test_accuracy", drawn, "test accuracy (%)", arguments.out / "accuracy.png")
     picture(
         results,
         "backdoor_success",
