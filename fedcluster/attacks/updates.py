@@ -63,7 +63,7 @@ class LittleIsEnough(Attack):
 
     def hidden(self, rows: Tensor) -> Tensor:
         """The movement to send, given those of honest devices [c, P]."""
-        wanted = rows.mean(0) - self.options.z * rows.std(0)
+        wanted: Tensor = rows.mean(0) - self.options.z * rows.std(0)
         longest, length = float(rows.norm(dim=1).max()), float(wanted.norm())
         return wanted * (longest / length) if length > longest else wanted
 
