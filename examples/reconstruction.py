@@ -88,14 +88,14 @@ class Watched(SimulatedExchange):
 
 class WatchedDevices(SimulatedDevices):
     def exchange(self, asked: Asked) -> Watched:
-        return Watched(self.executor, asked)
+        return Watched(self.executor, asked, self.limits)
 
 
 def masked() -> tuple[Tensor, Tensor]:
     """What the server gets under secure aggregation: the masked update of device 0, read as if it were an update, and
     the mean of all ten."""
     setup = federation(ONE_SAMPLE, privacy={"secure_aggregation": True})
-    setup = replace(setup, secure=WatchedDevices(setup.executor))
+    setup = replace(setup, secure=WatchedDevices(setup.executor, threshold=2 / 3))
     W = setup.start.model
     after = run_cycle(setup, Ledger(10), setup.start, setup.schedule.round(0)[0]).state.model
     numbers = integers.unpack(Watched.uploads[0].numpy().tobytes()).view(np.int64) - 2**55

@@ -249,7 +249,8 @@ def connect(server: str, authority: Path | None, keys: Keys, registered: bool) -
     `registered` says that the server knows the key already."""
     public = public_key_to_bytes(keys[1])
     certificates = None if authority is None else authority.read_bytes()
-    given = (server, authority is None, certificates, [NodeAuthHttpInterceptor(*keys), TakesMailbox()])
+    interceptors: list[Any] = [NodeAuthHttpInterceptor(*keys), TakesMailbox()]
+    given = (server, authority is None, certificates, interceptors)
     retry = RetryInvoker(lambda: constant(RETRY_SECONDS), CONNECTION_ERRORS, max_tries=4, max_time=None)
     with (
         FleetHttpClient.from_server_address(*given, retry_invoker=retry) as client,
