@@ -29,7 +29,7 @@ Report.turns = (function () {
       });
       const bar = element("i", { "aria-hidden": "true", class: far ? "far" : "turns" });
       box.replaceChildren(element("div", { class: "key" }, element("span", { class: "scale" }, far ? Report.number(least) : "pulls back", bar, far ? `${Report.number(furthest)}, logarithmic` : "goes on"),
-        element("span", {}, `Pale: no turn, a failed one, or the first.${order.length < 60 && innerWidth > 720 ? ` The number in a cell is the ${by === "cluster" ? "turn" : "cluster"}.` : ""} Click a round to see its wheel.`)), heat);
+        element("span", {}, `Without colour: no turn, a failed one, or the first.${order.length < 60 && innerWidth > 720 ? ` The number in a cell is the ${by === "cluster" ? "turn" : "cluster"}.` : ""} Click a round to see its wheel.`)), heat);
       heat.draw();
     }
     const choose = (name, values) => element("select", { "aria-label": name, onchange: (event) => { state[name === "Rows" ? "rows" : "colour"] = event.target.value; fill(); } },
