@@ -26,8 +26,8 @@ WORDS = {"data", "method", "second", "train_losses"}
 PLAIN = "FedCluster"
 SHOWN = {
     PLAIN: "#0072B2",
-    "round momentum, held": "#D55E00",
-    "round momentum": "#E69F00",
+    "round momentum": "#D55E00",
+    "round momentum, sliding": "#E69F00",
     "FedAvg": "#5A5A5A",
     "GHBM": "#009E73",
     "FedHBM": "#CC79A7",
@@ -165,7 +165,7 @@ def plot_gains(cells: dict[tuple[str, float], Cell], methods: Sequence[str], pat
             if not runs or not all(run.losses for run in runs):
                 continue
             mean, low, high = ratio(runs, cell[PLAIN], lambda run: run.late)
-            colour = SHOWN["round momentum, held"] if "momentum" in name or "HBM" in name else SHOWN["FedAvg"]
+            colour = SHOWN["round momentum"] if "momentum" in name or "HBM" in name else SHOWN["FedAvg"]
             if len(runs) > 1:
                 ax.plot([low, high], [y, y], color=colour, lw=1.5)
             ax.plot(mean, y, "o", color=colour, ms=5)
