@@ -169,7 +169,7 @@ def plot_gains(cells: dict[tuple[str, float], Cell], methods: Sequence[str], pat
             if len(runs) > 1:
                 ax.plot([low, high], [y, y], color=colour, lw=1.5)
             ax.plot(mean, y, "o", color=colour, ms=5)
-        ax.set(xscale="log", title=f"{NAMES[data]}\nrho_device = {rho:g}", xlim=(0.2, 12))
+        ax.set(xscale="log", title=f"{NAMES[data]}\nrho_device = {rho:g}", xlim=(0.2, 45))
         log_ticks(ax.xaxis, (1, 2, 5))
         ax.set_yticks(range(len(names)), names if ax is axes[0] else [""] * len(names))
         ax.set_ylim(len(names) - 0.5, -0.5)
