@@ -27,10 +27,9 @@ PLAIN = "FedCluster"
 SHOWN = {
     PLAIN: "#0072B2",
     "round momentum": "#D55E00",
-    "round momentum, sliding": "#E69F00",
+    "LocalGHBM": "#009E73",
+    "FedAdam, M = 1": "#CC79A7",
     "FedAvg": "#5A5A5A",
-    "GHBM": "#009E73",
-    "FedHBM": "#CC79A7",
 }
 NAMES = {"mnist": "MNIST, MLP", "cifar10": "CIFAR-10, CNN"}
 BEGIN, END = "<!-- from studies/beyond.py -->\n", "<!-- end -->\n"
@@ -182,8 +181,11 @@ def plot_gains(cells: dict[tuple[str, float], Cell], methods: Sequence[str], pat
 
 def plot_curves(cells: dict[tuple[str, float], Cell], path: Path) -> None:
     """The training loss over rounds of a few methods: the mean over seeds, a band from the lowest to the highest."""
-    figure, axes = canvas(len(cells), 3.6 * len(cells) + 0.4, 3.8)
-    for ax, ((data, rho), cell) in zip(axes, cells.items(), strict=True):
+    columns, rows = min(2, len(cells)), -(-len(cells) // 2)
+    figure, axes = canvas(columns, 4.5 * columns, 3.2 * rows + 0.4, rows=rows)
+    for ax in axes[len(cells) :]:
+        ax.set_visible(False)
+    for ax, ((data, rho), cell) in zip(axes, cells.items(), strict=False):
         for name, colour in SHOWN.items():
             curves = np.array([run.losses for run in cell.get(name, []) if run.losses])
             if not len(curves):
@@ -194,7 +196,8 @@ def plot_curves(cells: dict[tuple[str, float], Cell], path: Path) -> None:
         ax.set(yscale="log", title=f"{NAMES[data]}, rho_device = {rho:g}", xlabel="rounds")
         log_ticks(ax.yaxis, (1, 2, 5))
         ax.grid(alpha=0.25)
-    axes[0].set_ylabel("training loss")
+    for ax in axes[::columns]:
+        ax.set_ylabel("training loss")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     save(figure, path)

@@ -143,17 +143,18 @@ def draw(curves: Curves, path: Path) -> None:
     panels = list(dict.fromkeys(cell[:2] for cell in in_order(curves)))
     figure, axes = canvas(len(panels), 4.6 * len(panels), 3.6)
     for axis, (data, partition) in zip(axes, panels, strict=True):
-        levels = []
+        levels, lowest = [], 100.0
         for k, algorithm in enumerate(ALGORITHMS):
             setting, color = (data, partition, algorithm), f"C{k}"
             for seed, curve in enumerate(seeds_of(curves, setting)):
                 percent = [100 * accuracy for accuracy in curve]
                 axis.plot(range(1, len(curve) + 1), percent, color=color, label=None if seed else algorithm)
                 levels.append(max(percent))
+                lowest = min([lowest, *percent[5:]])
             levels.append(PUBLISHED[setting][0])
             axis.axhline(levels[-1], color=color, linestyle=":", linewidth=1)
         axis.set(title=f"{data}, {partition}", xlabel="round", ylabel="test accuracy, %", xlim=(0, PUBLISHED_ROUNDS))
-        axis.set_ylim(min(levels) - 4, max(levels) + 1)
+        axis.set_ylim(max(lowest, min(levels) - 30) - 1, min(100, max(levels) + 1))
         axis.legend(title="dotted: published,\nbest of 50 rounds")
     save(figure, path)
 

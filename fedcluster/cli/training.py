@@ -91,7 +91,8 @@ def run(
             )
         echo(
             f"training loss {last['train_loss']:.4f}, {test_scores(last)}after "
-            f"{last['round']} rounds, {last['device_updates']:,} device updates, {last['elapsed']:.0f} s"
+            f"{last['round']} round{'s' * (last['round'] > 1)}, {last['device_updates']:,} device updates, "
+            f"{last['elapsed']:.0f} s"
         )
         echo(f"Plot saved to {result.out}/curves.png")
 
