@@ -207,7 +207,7 @@ def fleet_of_rows(tmp_path: Path) -> str:
         ({"share": 0.0}, {}, "attack.share = 0.0 is not allowed"),
         ({"share": 0.01}, {}, "attack.share = 0.01 is less than one device"),
         ({"placement": "concentrated"}, {"clusters": {"method": "redrawn", "count": 2}}, "draws new ones"),
-        ({"name": "sign_flip"}, {"method": "centralized"}, r"\[attack\] is of devices"),
+        ({"name": "sign_flip"}, {"method": "centralized"}, r"\[attack\] needs devices"),
         ({"name": "builtins:dict"}, {}, "does not derive from fedcluster.attacks"),
         ({"name": "sign"}, {}, "attack.name = 'sign' is not allowed: use one of sign_flip"),
         ({"name": "sign_flip", "boost": 2.0}, {}, 'boost is an option of name = "replacement"'),

@@ -400,7 +400,7 @@ def finished(whole: Path, tmp_path: Path) -> Path:
         ("model.safetensors", "is damaged: delete it"),
         ("metrics.jsonl", "was altered after the run had finished"),
         ("cycles.jsonl", "was altered after the run had finished"),
-        ("run.json", "is damaged: put it back"),
+        ("run.json", "is damaged: restore it"),
     ],
 )
 def test_a_finished_run_is_checked(name: str, sentence: str, finished: Path, whole: Path) -> None:
