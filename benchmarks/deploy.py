@@ -62,9 +62,10 @@ def running(folder: Path, commands: dict[str, list[str]], **environment: str) ->
             process.wait()
 
 
-def write_devices(folder: Path) -> None:
-    dataset = sources.open_dataset(EXPERIMENT.data)
-    _, partition = fleet.build(EXPERIMENT.fleet, dataset, EXPERIMENT.seed)
+def write_devices(experiment: fedcluster.Experiment, folder: Path) -> None:
+    """The samples of every device, in a file each."""
+    dataset = sources.open_dataset(experiment.data)
+    _, partition = fleet.build(experiment.fleet, dataset, experiment.seed)
     x, y = dataset.x_train.numpy(), dataset.y_train.numpy()
     for k in range(len(partition)):
         rows = partition.sample_indices(k)
@@ -202,7 +203,7 @@ def main() -> None:
     options = parser.parse_args()
     with TemporaryDirectory(prefix="deploy-") as place:
         folder = Path(place)
-        write_devices(folder)
+        write_devices(EXPERIMENT, folder)
         own = training()
         report("fedcluster serve and join", ours(folder), own)
         if options.stock:

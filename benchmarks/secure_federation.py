@@ -20,12 +20,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-from deploy import running
+from deploy import running, write_devices
 
 import fedcluster
-from fedcluster.data import sources
-from fedcluster.fleet import fleet
 from fedcluster.flower import certificates
 from fedcluster.flower.superlink import free_port
 
@@ -44,15 +41,6 @@ def experiment(devices: int, model: str, cycles: int) -> fedcluster.Experiment:
         local={"steps": 1, "batch": 10, "lr": 0.01},
         eval={"every": cycles + 1},
     )
-
-
-def write_devices(plain: fedcluster.Experiment, folder: Path) -> None:
-    dataset = sources.open_dataset(plain.data)
-    _, partition = fleet.build(plain.fleet, dataset, plain.seed)
-    x, y = dataset.x_train.numpy(), dataset.y_train.numpy()
-    for k in range(len(partition)):
-        rows = partition.sample_indices(k)
-        np.savez(folder / f"{k}.npz", x_train=x[rows], y_train=y[rows], x_test=x[:1], y_test=y[:1])
 
 
 def processor_seconds() -> float:

@@ -18,9 +18,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from beyond import best_point, next_points
+from search import best_point, next_points
 
 import fedcluster
+from fedcluster.analysis.tuning import rate
 from fedcluster.data import sources
 from fedcluster.errors import Diverged
 from fedcluster.experiment import Data
@@ -80,23 +81,21 @@ def accuracy(run: Run, data: fedcluster.Dataset) -> float:
     return fmean(line["test_accuracy"] for line in history[-LAST:])
 
 
-def rate(step: int) -> float:
-    """The rates 0.1, 0.3, 1, 3, ... for 0, 1, 2, 3, ... and 0.03, 0.01, ... below."""
-    return float(f"{FIRST_RATE * 10.0 ** (step // 2) * (3 if step % 2 else 1):.3g}")
-
-
 def tuning(devices: int, method: str, epsilon: float, done: Results) -> tuple[Run, list[Run]]:
     """The best run on the tuning seed so far, and the runs that the search needs next; none at its end."""
     at, first = TUNED_AT[epsilon], 4 if method == "FedAvg" else 3
     clips = CLIPS if at else (0.0,)
     tried: dict[tuple[int, int], float] = {}
     while points := next_points(tried, first if at else 0, len(clips)):
-        runs = {point: Run(devices, method, at, rate(point[0]), clips[point[1]], TUNING_SEED) for point in points}
+        runs = {
+            point: Run(devices, method, at, rate(FIRST_RATE, point[0]), clips[point[1]], TUNING_SEED)
+            for point in points
+        }
         if missing := [run for run in runs.values() if run not in done]:
             return missing[0], missing
         tried |= {point: -done[run] for point, run in runs.items()}
     step, clip = best_point(tried)
-    return Run(devices, method, at, rate(step), clips[clip], TUNING_SEED), []
+    return Run(devices, method, at, rate(FIRST_RATE, step), clips[clip], TUNING_SEED), []
 
 
 def cells() -> Iterator[tuple[int, float, str]]:

@@ -69,7 +69,7 @@ class Releases(Callback):
         places = [divmod(t, state.cycles) for t in range(state.t)]
         missing = [place for place in places if place not in noted]
         if missing not in ([], places[-1:]):
-            raise BadRun(f"{self.path} lacks cycles that were released: put it back from a copy")
+            raise BadRun(f"{self.path} lacks cycles that were released: restore it from a copy")
         for round, cycle in missing:
             self.add((round, cycle, setup.schedule.round(round)[cycle].cluster))
 
